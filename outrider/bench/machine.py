@@ -1,0 +1,103 @@
+"""The machine a number comes from, and whether it was left alone while the number was taken."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+QUIET = 0.1
+"""Share of the processors that others may use before a timing is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where a number was measured: versions, threads, dtype support and the load before."""
+
+    processor: str
+    system: str
+    num_cpus: int
+    num_threads: int
+    capability: str
+    python: str
+    torch: str
+    transformers: str
+    load_average: tuple[float, float, float]
+
+    @classmethod
+    def here(cls) -> Machine:
+        """This machine, now."""
+        return cls(
+            processor=_processor(),
+            system=f"{platform.system()} {platform.machine()}",
+            num_cpus=os.cpu_count() or 1,
+            num_threads=torch.get_num_threads(),
+            capability=torch.backends.cpu.get_cpu_capability(),
+            python=platform.python_version(),
+            torch=torch.__version__,
+            transformers=metadata.version("transformers"),
+            load_average=os.getloadavg(),
+        )
+
+
+class Neighbours:
+    """Measures the share of all processors that others take, from when it is made or read last.
+
+    None where the system does not tell (no /proc/stat). Time the hypervisor steals counts as others'.
+    """
+
+    def __init__(self) -> None:
+        self._last = _ticks()
+
+    def share(self) -> float | None:
+        """The others' share since the last call."""
+        before, now = self._last, _ticks()
+        self._last = now
+        if before is None or now is None or now.total == before.total:
+            return None
+        others = (now.busy - before.busy) - (now.own - before.own)
+        return min(1.0, max(0.0, others / (now.total - before.total)))
+
+
+def busy_now(seconds: float = 2.0) -> float:
+    """The others' share over the next seconds; the load average per processor where nothing else is known."""
+    neighbours = Neighbours()
+    time.sleep(seconds)
+    share = neighbours.share()
+    return os.getloadavg()[0] / (os.cpu_count() or 1) if share is None else share
+
+
+@dataclass(frozen=True, slots=True)
+class _Ticks:
+    """Clock ticks summed over all processors: elapsed, not idle, and this process's own."""
+
+    total: int
+    busy: int
+    own: float
+
+
+def _ticks() -> _Ticks | None:
+    try:
+        line = Path("/proc/stat").read_text("ascii").splitlines()[0]
+    except OSError:
+        return None
+    # user nice system idle iowait irq softirq steal; guest times are part of user and nice already.
+    counts = [int(field) for field in line.split()[1:9]]
+    own = os.times()
+    per_second = os.sysconf("SC_CLK_TCK")
+    total = sum(counts)
+    return _Ticks(total, total - counts[3] - counts[4], (own.user + own.system) * per_second)
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

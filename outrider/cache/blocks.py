@@ -1,0 +1,81 @@
+"""Which block belongs to which sequence: a free list that prefers one run of blocks per sequence.
+
+A block is 64 consecutive slots. A sequence whose blocks are consecutive is a plain view of the pool, so the
+allocator keeps the blocks behind a sequence free for it (its promise) as long as others fit elsewhere.
+"""
+
+from outrider.errors import ModelError
+
+BLOCK_SLOTS = 64
+"""Slots (tokens) of one block."""
+
+
+class BlockAllocator:
+    """Hands out blocks `0..num_blocks-1`; the owner of a block is the handle of a sequence."""
+
+    def __init__(self, num_blocks: int = 0) -> None:
+        self._owner: list[int | None] = [None] * num_blocks
+        self._promised: list[int | None] = [None] * num_blocks
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that exist, free or not."""
+        return len(self._owner)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks without an owner; a promised block is free."""
+        return self._owner.count(None)
+
+    def grow(self, num_blocks: int) -> None:
+        """Add free blocks at the end until there are `num_blocks`."""
+        more = num_blocks - self.num_blocks
+        self._owner += [None] * more
+        self._promised += [None] * more
+
+    def promise(self, seq: int, num_blocks: int) -> bool:
+        """Keep a run of free, unpromised blocks for the sequence; False where there is no such run."""
+        run = 0
+        for block, (owner, promised) in enumerate(zip(self._owner, self._promised, strict=True)):
+            run = run + 1 if owner is None and promised is None else 0
+            if run == num_blocks:
+                first = block + 1 - num_blocks
+                self._promised[first : block + 1] = [seq] * num_blocks
+                return True
+        return False
+
+    def take(self, seq: int, after: int | None) -> int:
+        """Give the sequence one more block: the one behind `after`, else a promised, a free, any free one.
+
+        Raises:
+            ModelError: no block is free.
+        """
+        block = self._choose(seq, after)
+        if block is None:
+            raise ModelError(
+                f"all {self.num_blocks} cache blocks of {BLOCK_SLOTS} tokens are in use; "
+                "close sequences, admit fewer at a time, or raise max_bytes"
+            )
+        self._owner[block] = seq
+        self._promised[block] = None
+        return block
+
+    def release(self, seq: int, blocks: list[int]) -> None:
+        """Free the sequence's blocks and forget its promise."""
+        for block in blocks:
+            self._owner[block] = None
+        self._promised = [None if promised == seq else promised for promised in self._promised]
+
+    def _choose(self, seq: int, after: int | None) -> int | None:
+        if after is not None and after + 1 < self.num_blocks and self._owner[after + 1] is None:
+            if self._promised[after + 1] in (None, seq):
+                return after + 1
+        fallback = None
+        for block, (owner, promised) in enumerate(zip(self._owner, self._promised, strict=True)):
+            if owner is None and promised == seq:
+                return block
+            # Another's promise is taken last, and from its end: its owner keeps the run longest.
+            if owner is None and (promised is None or fallback is None or self._promised[fallback] is not None):
+                if promised is not None or fallback is None or self._promised[fallback] is not None:
+                    fallback = block
+        return fallback

@@ -1,0 +1,229 @@
+"""The cache of one model: per layer one key and one value pool, one block table for all of them.
+
+Staging is two steps, so that a failing forward leaves nothing behind: `reserve` finds slots, `stage` counts
+them in once the forward has written them. `commit` keeps a prefix or a path of the staged rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from outrider.cache.blocks import BLOCK_SLOTS, BlockAllocator
+from outrider.errors import InvalidConfig, ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """Where tokens `0..count-1` of a sequence lie in the pools: a run `start..start+count-1`, or a table."""
+
+    count: int
+    start: int | None
+    table: tuple[int, ...]
+
+    def index(self, first: int, last: int, device: torch.device) -> Tensor:
+        """Return the slots of tokens `first..last-1`, int64."""
+        token = torch.arange(first, last, device=device)
+        if self.start is not None:
+            return token + self.start
+        blocks = torch.tensor(self.table, device=device)
+        return blocks[token // BLOCK_SLOTS] * BLOCK_SLOTS + token % BLOCK_SLOTS
+
+
+@dataclass(slots=True)
+class _Sequence:
+    length: int = 0
+    num_staged: int = 0
+    ancestors: Tensor | None = None
+    blocks: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class LayerPool:
+    """Keys and values of one layer, each `[kv_heads, slots, head_dim]`."""
+
+    keys: Tensor
+    values: Tensor
+
+
+class CacheManager:
+    """Sequences of cached tokens: open, reserve, stage, commit or discard, close.
+
+    `max_bytes` bounds what all pools may take, None is no bound. The pools' shapes are learnt from the
+    first keys and values written, so families with layers of different shapes need no description.
+    """
+
+    def __init__(self, max_bytes: int | None = None) -> None:
+        self._max_bytes = max_bytes
+        self._allocator = BlockAllocator()
+        self._sequences: dict[int, _Sequence] = {}
+        self._pools: dict[int, LayerPool] = {}
+        self._next_handle = 0
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks the pools hold."""
+        return self._allocator.num_blocks
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks no sequence owns."""
+        return self._allocator.num_free
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes the pools take."""
+        pools = self._pools.values()
+        return sum(tensor.nbytes for pool in pools for tensor in (pool.keys, pool.values))
+
+    def open(self, reserve: int) -> int:
+        """Return the handle of a new empty sequence that may grow to about `reserve` tokens."""
+        if reserve < 0:
+            raise InvalidConfig(f"reserve is {reserve} tokens; give the length the sequence may grow to, 0 or more")
+        seq = self._next_handle
+        self._next_handle += 1
+        wanted = -(-max(reserve, 1) // BLOCK_SLOTS)
+        if not self._allocator.promise(seq, wanted) and self._may_hold(self.num_blocks + wanted):
+            self._grow(self.num_blocks + wanted)
+            self._allocator.promise(seq, wanted)
+        self._sequences[seq] = _Sequence()
+        return seq
+
+    def length(self, seq: int) -> int:
+        """Return the sequence's committed tokens."""
+        return self._sequence(seq).length
+
+    def num_staged(self, seq: int) -> int:
+        """Return the rows staged since the last commit or discard."""
+        return self._sequence(seq).num_staged
+
+    def reserve(self, seq: int, num_rows: int) -> Slots:
+        """Find slots for `num_rows` more rows behind the staged ones; nothing is staged yet.
+
+        Raises:
+            ModelError: the pools are full and may not grow.
+        """
+        sequence = self._sequence(seq)
+        count = sequence.length + sequence.num_staged + num_rows
+        blocks = sequence.blocks
+        while len(blocks) * BLOCK_SLOTS < count:
+            self._ensure_free_block()
+            blocks.append(self._allocator.take(seq, blocks[-1] if blocks else None))
+        is_run = blocks[-1] - blocks[0] + 1 == len(blocks) and blocks == sorted(blocks)
+        return Slots(count, blocks[0] * BLOCK_SLOTS if is_run else None, () if is_run else tuple(blocks))
+
+    def pool(self, layer: int, keys_like: Tensor, values_like: Tensor) -> LayerPool:
+        """Return the layer's pool, made at first use for rows `[kv_heads, rows, head_dim]` like these."""
+        pool = self._pools.get(layer)
+        if pool is None:
+            pool = LayerPool(_empty_like(keys_like, self.num_blocks), _empty_like(values_like, self.num_blocks))
+            self._pools[layer] = pool
+        return pool
+
+    def ancestors(self, seq: int) -> Tensor | None:
+        """Return the bitmasks of the staged rows, int64 `[num_staged]`; None for a chain."""
+        return self._sequence(seq).ancestors
+
+    def stage(self, seq: int, num_rows: int, ancestors: Tensor | None = None) -> None:
+        """Count in `num_rows` rows whose keys and values are now written.
+
+        `ancestors` are the bitmasks of all staged rows, these included; None for a chain.
+        """
+        sequence = self._sequence(seq)
+        sequence.num_staged += num_rows
+        sequence.ancestors = ancestors
+
+    def commit(self, seq: int, path: int | Sequence[int]) -> None:
+        """Keep the first `path` staged rows, or the staged rows `path` names (ascending); forget the others.
+
+        Raises:
+            InvalidConfig: the path names rows that are not staged, or not in ascending order.
+        """
+        sequence = self._sequence(seq)
+        nodes = range(path) if isinstance(path, int) else path
+        _check_path(path, nodes, sequence.num_staged)
+        moved = next((i for i, node in enumerate(nodes) if node != i), len(nodes))
+        if moved < len(nodes):
+            self._move(seq, sequence, list(nodes[moved:]), moved)
+        sequence.length += len(nodes)
+        sequence.num_staged, sequence.ancestors = 0, None
+
+    def discard(self, seq: int) -> None:
+        """Forget every staged row."""
+        sequence = self._sequence(seq)
+        sequence.num_staged, sequence.ancestors = 0, None
+
+    def close(self, seq: int) -> None:
+        """Free the sequence's blocks; its handle means nothing afterwards."""
+        sequence = self._sequence(seq)
+        with torch.inference_mode():
+            for pool in self._pools.values():
+                for block in sequence.blocks:
+                    slots = slice(block * BLOCK_SLOTS, (block + 1) * BLOCK_SLOTS)
+                    # A stale NaN would survive a zero weight (0 * NaN), so no block is handed on unclean.
+                    pool.keys[:, slots].zero_()
+                    pool.values[:, slots].zero_()
+        self._allocator.release(seq, sequence.blocks)
+        del self._sequences[seq]
+
+    def _sequence(self, seq: int) -> _Sequence:
+        sequence = self._sequences.get(seq)
+        if sequence is None:
+            raise InvalidConfig(f"sequence {seq} is not open; use a handle that open() returned and close() has not ended")
+        return sequence
+
+    def _move(self, seq: int, sequence: _Sequence, nodes: list[int], first: int) -> None:
+        slots = self.reserve(seq, 0)
+        with torch.inference_mode():
+            for pool in self._pools.values():
+                index = slots.index(sequence.length, slots.count, pool.keys.device)
+                source = index[torch.tensor(nodes, device=index.device)]
+                goal = index[first : first + len(nodes)]
+                pool.keys[:, goal] = pool.keys[:, source]
+                pool.values[:, goal] = pool.values[:, source]
+
+    def _block_bytes(self) -> int:
+        return self.cache_bytes // self.num_blocks if self.num_blocks else 0
+
+    def _may_hold(self, num_blocks: int) -> bool:
+        return self._max_bytes is None or num_blocks * self._block_bytes() <= self._max_bytes
+
+    def _ensure_free_block(self) -> None:
+        if self._allocator.num_free:
+            return
+        for wanted in (2 * self.num_blocks, self.num_blocks + 1):
+            if self._may_hold(wanted):
+                self._grow(wanted)
+                return
+        raise ModelError(
+            f"the cache holds {self.num_blocks * BLOCK_SLOTS} tokens in {self.cache_bytes} bytes and may not pass "
+            f"max_bytes={self._max_bytes}; close sequences, admit fewer at a time, or raise max_bytes"
+        )
+
+    def _grow(self, num_blocks: int) -> None:
+        # At least doubling keeps the copies amortised.
+        num_blocks = max(num_blocks, 2 * self.num_blocks if self._may_hold(2 * self.num_blocks) else 0)
+        with torch.inference_mode():
+            for layer, pool in self._pools.items():
+                self._pools[layer] = LayerPool(_grown(pool.keys, num_blocks), _grown(pool.values, num_blocks))
+        self._allocator.grow(num_blocks)
+
+
+def _check_path(path: int | Sequence[int], nodes: Sequence[int], num_staged: int) -> None:
+    ascending = all(a < b for a, b in zip(nodes, nodes[1:], strict=False))
+    if isinstance(path, int) and path < 0 or not ascending or (nodes and not 0 <= nodes[0] <= nodes[-1] < num_staged):
+        raise InvalidConfig(
+            f"commit of {path!r} with {num_staged} rows staged; give a count up to {num_staged} or ascending node indices"
+        )
+
+
+def _empty_like(rows: Tensor, num_blocks: int) -> Tensor:
+    heads, _, dim = rows.shape
+    return torch.zeros(heads, num_blocks * BLOCK_SLOTS, dim, dtype=rows.dtype, device=rows.device)
+
+
+def _grown(pool: Tensor, num_blocks: int) -> Tensor:
+    grown = pool.new_zeros(pool.shape[0], num_blocks * BLOCK_SLOTS, pool.shape[2])
+    grown[:, : pool.shape[1]] = pool
+    return grown

@@ -1,0 +1,154 @@
+"""What a user may ask for: SamplingParams and SpeculativeDecoderConfig, validated where built."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from outrider.errors import InvalidConfig
+
+MAX_SEED = 2**64
+RULE_NAMES = ("block", "coupled", "greedy", "match", "token")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A suggestion for a misspelt `name`, ready to append to an error message; "" without one."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def check_rule(rule: str) -> None:
+    """Raises InvalidConfig for a rule that does not exist."""
+    if rule not in RULE_NAMES:
+        raise InvalidConfig(
+            f"rule={rule!r} does not exist; rules are {', '.join(RULE_NAMES)}"
+            + nearest(str(rule), RULE_NAMES)
+        )
+
+
+def _whole(name: str, value: object, least: int, most: int | None = None) -> None:
+    bounded = isinstance(value, int) and not isinstance(value, bool)
+    if not bounded or value < least or (most is not None and value >= most):
+        limit = f"at least {least}" + (f" and below {most}" if most is not None else "")
+        raise InvalidConfig(f"{name}={value!r}: a whole number of {limit} is due")
+
+
+def _between(name: str, value: object, low: float, high: float, *, low_open: bool) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or not low <= value <= high or (
+        low_open and value == low
+    ):
+        bracket = "(" if low_open else "["
+        raise InvalidConfig(f"{name}={value!r}: a number in {bracket}{low}, {high}] is due")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """The law a request is sampled from, and where its text ends.
+
+    The law of a row is that of its logits after min_tokens, temperature, top_k, top_p and min_p, in
+    this order. Defaults are vLLM's, except that max_tokens=None means up to the context.
+
+    Attributes:
+        max_tokens: new tokens at most; None = as many as the context holds.
+        min_tokens: new tokens before which no end or stop token can be drawn, nor a stop string act.
+        temperature: divides the logits; 0 is the one-hot law of the largest logit (greedy).
+        top_k: keep the k largest logits; 0 = all.
+        top_p: keep the smallest set of likeliest tokens whose mass reaches top_p.
+        min_p: keep tokens at least min_p times as likely as the likeliest.
+        stop: strings at which the text ends; the string itself is not part of the text.
+        stop_token_ids: tokens at which the text ends, besides the model's own end of text.
+        ignore_eos: do not end at the model's end of text.
+        seed: 64-bit seed of the request's noise; None draws one from the system.
+        n: samples per prompt.
+
+    Raises:
+        InvalidConfig: a value that cannot be meant, with its remedy.
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        if self.max_tokens is not None:
+            _whole("max_tokens", self.max_tokens, 1)
+        _whole("min_tokens", self.min_tokens, 0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidConfig(
+                f"min_tokens={self.min_tokens} exceeds max_tokens={self.max_tokens}"
+            )
+        _between("temperature", self.temperature, 0.0, math.inf, low_open=False)
+        _whole("top_k", self.top_k, 0)
+        _between("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        _between("min_p", self.min_p, 0.0, 1.0, low_open=False)
+        _whole("n", self.n, 1)
+        if self.seed is not None:
+            _whole("seed", self.seed, 0, MAX_SEED)
+        for text in stop:
+            if not isinstance(text, str) or not text:
+                raise InvalidConfig(f"stop={stop!r}: every stop string must be non-empty text")
+        for token in self.stop_token_ids:
+            _whole("stop_token_ids", token, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeDecoderConfig:
+    """How a SpeculativeDecoder drafts, verifies and samples.
+
+    Attributes:
+        k: tokens drafted per round at most.
+        rule: verification rule; None chooses `greedy` at temperature 0, `coupled` under a given
+            seed and `block` otherwise.
+        sampling: the law of every request of this decoder.
+        eos_token: the end-of-text token id, acted on when `stop_on_eos`.
+        stop_on_eos: end a text at `eos_token`.
+        cost_ratio: one draft forward's cost over one target forward's, for `speedup_estimate`.
+
+    Raises:
+        InvalidConfig: k below 1, an unknown rule, a negative cost ratio, an end without a token.
+    """
+
+    k: int = 4
+    rule: str | None = None
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    eos_token: int | None = None
+    stop_on_eos: bool = False
+    cost_ratio: float = 0.125
+
+    def __post_init__(self) -> None:
+        _whole("k", self.k, 1)
+        if self.rule is not None:
+            check_rule(self.rule)
+        if not isinstance(self.sampling, SamplingParams):
+            raise InvalidConfig(f"sampling={self.sampling!r}: SamplingParams(...) is due")
+        _between("cost_ratio", self.cost_ratio, 0.0, math.inf, low_open=False)
+        if self.eos_token is not None:
+            _whole("eos_token", self.eos_token, 0)
+        if self.stop_on_eos and self.eos_token is None:
+            raise InvalidConfig("stop_on_eos=True needs eos_token; use with_eos(token)")
+
+    def with_k(self, k: int) -> SpeculativeDecoderConfig:
+        """The same configuration with another draft length."""
+        return replace(self, k=k)
+
+    def with_eos(self, eos_token: int) -> SpeculativeDecoderConfig:
+        """The same configuration, ending at `eos_token`."""
+        return replace(self, eos_token=eos_token, stop_on_eos=True)
+
+    def with_cost_ratio(self, cost_ratio: float) -> SpeculativeDecoderConfig:
+        """The same configuration with another draft-to-target cost ratio."""
+        return replace(self, cost_ratio=cost_ratio)

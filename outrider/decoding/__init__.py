@@ -1,0 +1,41 @@
+"""Laws, draws and verification rules: the mathematics of losslessness, on torch and numpy alone.
+
+Everything here is pure: no state, no device choice, and chance is passed in as noise addresses.
+"""
+
+from outrider.decoding.chain import ChainDraft, RoundNoise, Verdict
+from outrider.decoding.draw import Draws
+from outrider.decoding.laws import Law, check_logits, processed_probs
+from outrider.decoding.rules import RULES, Rule
+from outrider.decoding.verify import (
+    Verification,
+    accept,
+    adjusted_distribution,
+    compute_acceptance_probs,
+    compute_expected_tokens,
+    resample_from_adjusted_target,
+    sample_from_logprobs,
+    sample_index,
+    verify_speculative_tokens,
+)
+
+__all__ = [
+    "RULES",
+    "ChainDraft",
+    "Draws",
+    "Law",
+    "RoundNoise",
+    "Rule",
+    "Verdict",
+    "Verification",
+    "accept",
+    "adjusted_distribution",
+    "check_logits",
+    "compute_acceptance_probs",
+    "compute_expected_tokens",
+    "processed_probs",
+    "resample_from_adjusted_target",
+    "sample_from_logprobs",
+    "sample_index",
+    "verify_speculative_tokens",
+]

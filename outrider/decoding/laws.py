@@ -1,0 +1,182 @@
+"""Laws: logits in, the law a token is really drawn from out; one object for drawing and for ratios."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int64
+
+# Candidates looked at first when a nucleus has to be found in a wide row.
+_NUCLEUS_GUESS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """R laws over a vocabulary, dense or on a few tokens.
+
+    Attributes:
+        probs: `[R, V]` dense, or `[R, M]` beside `ids`; float32 or float64.
+        ids: `[R, M]` int64 tokens of a sparse law, distinct where `probs` is positive; padding has
+            probability 0. None where the law is dense.
+    """
+
+    probs: Tensor
+    ids: Tensor | None = None
+
+    @classmethod
+    def dense(cls, probs_RV: Float[Tensor, "R V"]) -> Law:
+        """One probability per token."""
+        return cls(probs_RV)
+
+    @classmethod
+    def sparse(cls, ids_RM: Int64[Tensor, "R M"], probs_RM: Float[Tensor, "R M"]) -> Law:
+        """Probabilities of the tokens in `ids_RM`, zero elsewhere."""
+        return cls(probs_RM, ids_RM)
+
+    @classmethod
+    def point(cls, ids_R: Int64[Tensor, " R"]) -> Law:
+        """One certain token per row."""
+        return cls(torch.ones(len(ids_R), 1, device=ids_R.device), ids_R[:, None])
+
+    def __len__(self) -> int:
+        return len(self.probs)
+
+    def select(self, rows: Tensor) -> Law:
+        """The laws of `rows`, in their order."""
+        return Law(self.probs[rows], None if self.ids is None else self.ids[rows])
+
+    def prob_of(self, tokens_R: Int64[Tensor, " R"]) -> Float[Tensor, " R"]:
+        """The probability of one token per row."""
+        if self.ids is None:
+            return self.probs.gather(1, tokens_R[:, None]).squeeze(1)
+        return torch.where(self.ids == tokens_R[:, None], self.probs, 0).sum(1)
+
+    def excess(self, weights_RV: Float[Tensor, "R V"]) -> Float[Tensor, "R V"]:
+        """`max(0, weights - law)`: what is left of the weights beyond this law, not normalised."""
+        if self.ids is None:
+            return (weights_RV - self.probs).clamp_(min=0)
+        minus = -self.probs.to(weights_RV.dtype)
+        return weights_RV.scatter_add(1, self.ids, minus).clamp_(min=0)
+
+    def argmax(self) -> Int64[Tensor, " R"]:
+        """The likeliest token of each row, the first of several."""
+        first = self.probs.argmax(1)
+        return first if self.ids is None else self.ids.gather(1, first[:, None]).squeeze(1)
+
+    def table(self, vocab_size: int) -> Float[Tensor, "R V"]:
+        """The dense table; for tests and small vocabularies."""
+        if self.ids is None:
+            return self.probs
+        return self.probs.new_zeros(len(self), vocab_size).scatter_add(1, self.ids, self.probs)
+
+
+def check_logits(logits_RV: Float[Tensor, "R V"]) -> Bool[Tensor, " R"]:
+    """Which rows are laws: no NaN, no +inf, something finite."""
+    return logits_RV.amax(-1).isfinite()
+
+
+def processed_probs(
+    logits_RV: Float[Tensor, "R V"],
+    temperature_R: Tensor | float,
+    top_k_R: Tensor | int = 0,
+    top_p_R: Tensor | float = 1.0,
+    min_p_R: Tensor | float = 0.0,
+) -> Float[Tensor, "R V"]:
+    """The laws of logits under temperature, top_k, top_p and min_p, applied in this order.
+
+    Temperature 0 is the one-hot law of the first largest logit, whatever the other controls. top_k
+    0, top_p 1 and min_p 0 are off and cost nothing. Ties are those of transformers' processors:
+    top_k keeps all that equal the k-th largest, top_p keeps the highest ids among equals (an
+    ascending stable sort is cut at `cumulative <= 1 - top_p`; the last is always kept), and min_p
+    keeps what is at least min_p times the largest.
+
+    Args:
+        logits_RV: any floating dtype, rows as `check_logits` wants them; -inf forbids a token.
+        temperature_R, top_k_R, top_p_R, min_p_R: one number, or one per row.
+
+    Returns:
+        float32, or float64 for float64 logits; rows sum to one.
+    """
+    scores_RV = logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
+    temperature_R, top_k_R, top_p_R, min_p_R = (
+        torch.as_tensor(control, device=scores_RV.device).expand(len(scores_RV))
+        for control in (temperature_R, top_k_R, top_p_R, min_p_R)
+    )
+    greedy_R = temperature_R == 0
+    if greedy_R.any():
+        return _with_greedy(scores_RV, greedy_R, temperature_R, top_k_R, top_p_R, min_p_R)
+    if (temperature_R != 1).any():
+        scores_RV = scores_RV / temperature_R.to(scores_RV.dtype)[:, None]
+    scores_RV = _on_rows(_top_k, scores_RV, (top_k_R > 0) & (top_k_R < scores_RV.shape[1]), top_k_R)
+    scores_RV = _on_rows(_top_p, scores_RV, top_p_R < 1, top_p_R)
+    scores_RV = _on_rows(_min_p, scores_RV, min_p_R > 0, min_p_R)
+    return torch.softmax(scores_RV, -1)
+
+
+def _with_greedy(
+    scores_RV: Tensor,
+    greedy_R: Tensor,
+    temperature_R: Tensor,
+    top_k_R: Tensor,
+    top_p_R: Tensor,
+    min_p_R: Tensor,
+) -> Tensor:
+    """A batch in which some rows are one-hot."""
+    probs_RV = torch.zeros_like(scores_RV)
+    if not greedy_R.all():
+        warm = ~greedy_R
+        controls = (control[warm] for control in (temperature_R, top_k_R, top_p_R, min_p_R))
+        probs_RV[warm] = processed_probs(scores_RV[warm], *controls)
+    cold = greedy_R.nonzero().squeeze(1)
+    probs_RV[cold, scores_RV[cold].argmax(-1)] = 1.0
+    return probs_RV
+
+
+def _on_rows(step, scores_RV: Tensor, rows: Tensor, control_R: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+    """Applies one control where it is on; other rows are not touched."""
+    if rows.all():
+        return step(scores_RV, control_R)
+    if not rows.any():
+        return scores_RV
+    out = scores_RV.clone()
+    out[rows] = step(scores_RV[rows], control_R[rows])
+    return out
+
+
+def _top_k(scores_RV: Tensor, top_k_R: Tensor) -> Tensor:
+    largest = scores_RV.topk(int(top_k_R.max()), -1).values
+    least_R1 = largest.gather(1, top_k_R.long()[:, None] - 1)
+    return scores_RV.masked_fill(scores_RV < least_R1, -torch.inf)
+
+
+def _min_p(scores_RV: Tensor, min_p_R: Tensor) -> Tensor:
+    probs_RV = torch.softmax(scores_RV, -1)
+    least_R1 = min_p_R.to(scores_RV.dtype)[:, None] * probs_RV.amax(-1, keepdim=True)
+    return scores_RV.masked_fill(probs_RV < least_R1, -torch.inf)
+
+
+def _top_p(scores_RV: Tensor, top_p_R: Tensor) -> Tensor:
+    """Cuts each row to its nucleus, sorting no more of it than may be in the nucleus.
+
+    Tokens below the m-th largest score go together when their mass is within what may be cut;
+    the cumulative sum of the rest starts from that mass.
+    """
+    cut_R1 = (1 - top_p_R.double()).to(scores_RV.dtype)[:, None]
+    probs_RV = torch.softmax(scores_RV, -1)
+    likely_RV, below_R1 = _head(scores_RV, probs_RV, cut_R1)
+    most = int(likely_RV.sum(-1).max())
+    # Ascending ids in front, so that a stable sort meets equals in the order of their ids.
+    ids_RM = likely_RV.to(torch.int8).sort(-1, descending=True, stable=True).indices[:, :most] \
+        if most < scores_RV.shape[1] else None
+    if ids_RM is None:
+        order_RM = scores_RV.sort(-1, stable=True).indices
+    else:
+        head_RM = scores_RV.gather(1, ids_RM).masked_fill(~likely_RV.gather(1, ids_RM), -torch.inf)
+        order_RM = ids_RM.gather(1, head_RM.sort(-1, stable=True).indices)
+    sorted_RM = probs_RV.gather(1, order_RM)
+    return scores_RV, sorted_RM, below_R1

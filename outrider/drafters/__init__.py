@@ -1,0 +1,19 @@
+"""Who guesses: drafters behind one interface, and the spec strings that name them."""
+
+from outrider.drafters.base import Drafter, RoundDraws
+from outrider.drafters.model import ModelDrafter
+from outrider.drafters.ngram import NgramDrafter
+from outrider.drafters.none import NoDrafter
+from outrider.drafters.protocol import ProtocolDrafter
+from outrider.drafters.specs import SPECS, DrafterSpec
+
+__all__ = [
+    "SPECS",
+    "Drafter",
+    "DrafterSpec",
+    "ModelDrafter",
+    "NgramDrafter",
+    "NoDrafter",
+    "ProtocolDrafter",
+    "RoundDraws",
+]

@@ -1,0 +1,89 @@
+"""Prompt lookup: what followed the last time the text ended like this.
+
+Saxena, "Prompt Lookup Decoding", 2023; vLLM's `ngram` and llama.cpp's `lookup` are of this kind. Every n-gram
+of the text is indexed as it grows, so a proposal costs O(1) amortised in the context length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Sequenced
+
+from outrider.decoding import ChainDraft
+from outrider.drafters.base import Drafter, RoundDraws
+from outrider.errors import InvalidConfig
+from outrider.sequence import Sequence
+
+
+class NgramIndex:
+    """Where each n-gram of one growing text was last followed by a token."""
+
+    def __init__(self, shortest: int, longest: int) -> None:
+        self.sizes = range(longest, shortest - 1, -1)
+        self._after: dict[tuple[int, ...], int] = {}
+        self._indexed = 0
+
+    def extend(self, tokens: list[int]) -> None:
+        """Indexes the n-grams whose following token is new since the last call."""
+        for after in range(max(self._indexed, 1), len(tokens)):
+            for size in self.sizes:
+                if size <= after:
+                    self._after[tuple(tokens[after - size : after])] = after
+        self._indexed = len(tokens)
+
+    def follow(self, tokens: list[int], length: int) -> list[int]:
+        """At most `length` tokens: what followed the longest indexed n-gram that ends the text.
+
+        Where the earlier occurrence runs into the end of the text, the copy goes on with its own
+        tokens: the text is taken to be periodic.
+        """
+        for size in self.sizes:
+            if size > len(tokens):
+                continue
+            start = self._after.get(tuple(tokens[len(tokens) - size :]))
+            if start is not None:
+                copy = tokens[start : start + length]
+                for i in range(len(copy), length):
+                    copy.append(copy[i - (len(tokens) - start)])
+                return copy
+        return []
+
+
+class NgramDrafter(Drafter):
+    """Drafts by prompt lookup; every drafted token is certain (a point mass).
+
+    Args:
+        shortest, longest: lengths of the n-grams looked up, the longest first (vLLM's
+            `prompt_lookup_min` and `prompt_lookup_max`).
+
+    Raises:
+        InvalidConfig: `shortest` below 1 or above `longest`.
+    """
+
+    name = "ngram"
+
+    def __init__(self, shortest: int = 2, longest: int = 4) -> None:
+        if not 1 <= shortest <= longest:
+            raise InvalidConfig(
+                f"shortest={shortest}, longest={longest}: 1 <= shortest <= longest is due"
+            )
+        self.shortest, self.longest = shortest, longest
+        self._indices: dict[int, NgramIndex] = {}
+
+    def propose(
+        self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws
+    ) -> ChainDraft:
+        """The continuation of the most recent earlier occurrence, or nothing."""
+        return draws.points(
+            [self._follow(text, depth) for text, depth in zip(texts, depths, strict=True)]
+        )
+
+    def _follow(self, text: Sequence, depth: int) -> list[int]:
+        index = self._indices.get(text.key)
+        if index is None:
+            index = self._indices[text.key] = NgramIndex(self.shortest, self.longest)
+        index.extend(text.tokens)
+        return index.follow(text.tokens, depth)
+
+    def close(self, text: Sequence) -> None:
+        """Forgets the text's index."""
+        self._indices.pop(text.key, None)

@@ -1,0 +1,21 @@
+"""Plain decoding: the drafter that proposes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Sequenced
+
+from outrider.decoding import ChainDraft
+from outrider.drafters.base import Drafter, RoundDraws
+from outrider.sequence import Sequence
+
+
+class NoDrafter(Drafter):
+    """Proposes nothing, so that every round adds the one token the target draws."""
+
+    name = "none"
+
+    def propose(
+        self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws
+    ) -> ChainDraft:
+        """An empty draft."""
+        return draws.points([()] * len(texts))

@@ -1,0 +1,85 @@
+"""A user's DraftModel as a drafter: it draws for itself, so its laws are taken on trust."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Sequenced
+
+from torch import Tensor
+
+from outrider.decoding import ChainDraft
+from outrider.drafters.base import Drafter, RoundDraws
+from outrider.errors import DraftShapeMismatch, InvalidConfig, OutriderError, TokenOutOfRange
+from outrider.errors import ModelError
+from outrider.models.protocol import DraftModel, DraftProposal, as_row
+from outrider.sequence import Sequence
+
+
+class ProtocolDrafter(Drafter):
+    """Asks a DraftModel once per text and round; chance comes from the text's own seed.
+
+    Raises:
+        InvalidConfig: a model without a vocabulary size.
+    """
+
+    trusted = True
+
+    def __init__(self, model: DraftModel) -> None:
+        if not isinstance(getattr(model, "vocab_size", None), int) or model.vocab_size < 1:
+            raise InvalidConfig(
+                f"vocab_size={getattr(model, 'vocab_size', None)!r} of {type(model).__name__}: "
+                "a draft model needs the number of its tokens"
+            )
+        self.model = model
+        self.vocab_size = model.vocab_size
+        self.name = type(model).__name__
+
+    def propose(
+        self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws
+    ) -> ChainDraft:
+        """The models' own draws, checked in length, width and range."""
+        tokens: list[Sequenced[int]] = []
+        laws: list[Sequenced[Tensor] | None] = []
+        for member, (text, depth) in enumerate(zip(texts, depths, strict=True)):
+            if depth < 1:
+                tokens.append(())
+                laws.append(None)
+                continue
+            proposal = self._ask(text, depth, draws, member)
+            tokens.append([int(token) for token in proposal.tokens])
+            laws.append(self._check(proposal, depth))
+        return draws.trusted(tokens, laws)
+
+    def _ask(self, text: Sequence, depth: int, draws: RoundDraws, member: int) -> DraftProposal:
+        try:
+            return self.model.propose(tuple(text.tokens), depth, draws.rng(member))
+        except OutriderError:
+            raise
+        except Exception as error:
+            raise ModelError(
+                f"{self.name}.propose failed on a prefix of {len(text.tokens)} tokens: {error!r}"
+            ) from error
+
+    def _check(self, proposal: DraftProposal, depth: int) -> list[Tensor] | None:
+        count = len(proposal.tokens)
+        parts = {"token_logprobs": len(proposal.token_logprobs)}
+        if proposal.distributions is not None:
+            parts["distributions"] = len(proposal.distributions)
+        for part, length in parts.items():
+            if length != count:
+                raise DraftShapeMismatch(
+                    f"{self.name}.propose returned {count} tokens but {length} {part}; "
+                    "the three fields need equal lengths"
+                )
+        if count > depth:
+            raise DraftShapeMismatch(
+                f"{self.name}.propose returned {count} tokens where at most {depth} were asked for"
+            )
+        for token in proposal.tokens:
+            if not 0 <= token < self.model.vocab_size:
+                raise TokenOutOfRange(
+                    f"{self.name}.propose returned token {token}, outside its vocabulary "
+                    f"0..{self.model.vocab_size - 1}"
+                )
+        if proposal.distributions is None:
+            return None
+        return [as_row(row, self.model.vocab_size) for row in proposal.distributions]

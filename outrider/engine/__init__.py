@@ -1,0 +1,8 @@
+"""The engine: scheduler, the step, text assembly, and the token-level decoder on top of them."""
+
+from outrider.engine.decoder import SpeculativeDecoder
+from outrider.engine.emit import Emitter
+from outrider.engine.engine import Engine
+from outrider.engine.requests import Requests
+
+__all__ = ["Emitter", "Engine", "Requests", "SpeculativeDecoder"]

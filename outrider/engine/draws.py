@@ -1,0 +1,116 @@
+"""The round's draws: drafters hand in logits or tokens, the laws they came from are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Sequenced
+
+import torch
+from torch import Tensor
+
+from outrider import noise
+from outrider.decoding import ChainDraft, Draws, Law, RoundNoise, Rule, check_logits
+from outrider.engine.controls import Controls
+
+
+class GroupDraws:
+    """Draws drafted tokens for one group and round; implements `drafters.base.RoundDraws`."""
+
+    def __init__(
+        self, rule: Rule, noise_B: RoundNoise, controls: Controls, vocab_size: int
+    ) -> None:
+        self._draws = Draws(rule, noise_B)
+        self._noise = noise_B
+        self._controls = controls
+        self._width = vocab_size
+        self._needs_law = rule.needs_draft_law
+        num_texts = len(controls.texts)
+        self._tokens: list[list[int]] = [[] for _ in range(num_texts)]
+        self._laws: list[list[Tensor]] = [[] for _ in range(num_texts)]
+
+    def sample(self, logits_nV: Tensor, members: Sequenced[int], index: int) -> list[int]:
+        """Draws drafted token `index` of the `members`-th texts and keeps its law.
+
+        A row that is no law (NaN) is drafted from as if uniform: a bad guess costs speed only.
+        """
+        logits_nV = self._fit(logits_nV)
+        probs_nV = self._controls.probs(logits_nV, members, [index] * len(members))
+        law = Law.dense(probs_nV)
+        tokens = self._draws.draw(law, index, torch.tensor(members)).tolist()
+        for row, (member, token) in enumerate(zip(members, tokens, strict=True)):
+            self._tokens[member].append(token)
+            if self._needs_law:
+                self._laws[member].append(probs_nV[row])
+        return tokens
+
+    def _fit(self, logits_nV: Tensor) -> Tensor:
+        usable = check_logits(logits_nV)
+        if not usable.all():
+            logits_nV = logits_nV.masked_fill(~usable[:, None], 0.0)
+        missing = self._width - logits_nV.shape[-1]
+        if missing > 0:
+            return torch.nn.functional.pad(logits_nV, (0, missing), value=-torch.inf)
+        return logits_nV[:, : self._width]
+
+    def drawn(self) -> ChainDraft:
+        """The chains sampled this round and, where the rule needs them, their laws."""
+        lengths, tokens_BK = _padded(self._tokens)
+        if not self._needs_law or tokens_BK.shape[1] == 0:
+            return ChainDraft(tokens_BK, lengths, None)
+        return ChainDraft(tokens_BK, lengths, Law.dense(self._stacked(tokens_BK.shape[1])))
+
+    def _stacked(self, depth: int) -> Tensor:
+        first = next(laws[0] for laws in self._laws if laws)
+        filler = torch.zeros_like(first)
+        return torch.stack(
+            [row for laws in self._laws for row in laws + [filler] * (depth - len(laws))]
+        )
+
+    def points(self, tokens: Sequenced[Sequenced[int]]) -> ChainDraft:
+        """A draft of certain tokens."""
+        lengths, tokens_BK = _padded(tokens)
+        return ChainDraft(tokens_BK, lengths, None)
+
+    def trusted(
+        self, tokens: Sequenced[Sequenced[int]], logprobs: Sequenced[Sequenced[Tensor] | None]
+    ) -> ChainDraft:
+        """A foreign drafter's chains; a text whose laws are None drafted point masses."""
+        if all(rows is None for rows in logprobs) or not self._needs_law:
+            return self.points(tokens)
+        for member, (chain, rows) in enumerate(zip(tokens, logprobs, strict=True)):
+            self._tokens[member] = list(chain)
+            for i, token in enumerate(chain):
+                point = torch.zeros(self._width, dtype=torch.float64)
+                point[token] = 1.0
+                self._laws[member].append(point if rows is None else rows[i].exp())
+        return self.drawn()
+
+    def rng(self, member: int) -> StreamRng:
+        """Uniforms of the draft stream, one after another."""
+        return StreamRng(self._noise, member)
+
+
+class StreamRng:
+    """`uniform()` over one text's draft stream of one round."""
+
+    def __init__(self, noise_B: RoundNoise, member: int) -> None:
+        self._address = (
+            noise_B.seed_B[member],
+            noise_B.sample_B[member],
+            noise.STREAM_DRAFT,
+            noise_B.anchor_B[member],
+        )
+        self._next = 0
+
+    def uniform(self) -> float:
+        """The next number in (0, 1), of 53 bits."""
+        value = noise.uniforms53(*self._address, self._next)
+        self._next += 1
+        return float(value)
+
+
+def _padded(tokens: Sequenced[Sequenced[int]]) -> tuple[Tensor, Tensor]:
+    """Lengths `[B]` and tokens `[B, K]`, padded with 0."""
+    lengths = [len(chain) for chain in tokens]
+    depth = max(lengths, default=0)
+    rows = [[*chain, *[0] * (depth - len(chain))] for chain in tokens]
+    return torch.tensor(lengths), torch.tensor(rows, dtype=torch.int64).reshape(len(rows), depth)

@@ -1,0 +1,178 @@
+"""The step: admit, propose, score, verify, commit, emit. Nothing else drives the models.
+
+Plain decoding is the drafter that proposes nothing, reading a prompt is a text with many pending tokens, and an
+exception anywhere before `commit` leaves every text as it was.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from outrider.decoding import RULES, ChainDraft, Verdict
+from outrider.drafters.base import Drafter
+from outrider.drafters.none import NoDrafter
+from outrider.engine.emit import Emitter
+from outrider.engine.group import Group, Scores, alphas, score
+from outrider.engine.laps import Laps
+from outrider.engine.scheduler import Scheduler
+from outrider.models.base import Target
+from outrider.sequence import Sequence
+from outrider.types import Source, SpeculativeMetrics
+
+
+class Engine:
+    """Makes texts with one target and one drafter, a ragged batch of them at a time.
+
+    Any thread may submit texts and call `step`; a step serves every active text, whoever asked.
+
+    Args:
+        target: the model whose law the texts follow.
+        drafter: who guesses.
+        emitter: where texts end and what readers get.
+        max_texts: texts that hold a cache at a time; the others wait.
+        chunk: rows of a prompt read in one forward at most.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        emitter: Emitter,
+        *,
+        max_texts: int = 64,
+        chunk: int = 512,
+    ) -> None:
+        self.target = target
+        self.drafter = drafter
+        self.metrics = SpeculativeMetrics()
+        self._lock = threading.RLock()
+        self._emitter = emitter
+        self._chunk = chunk
+        self._plain = NoDrafter()
+        self._scheduler = Scheduler(target, max_texts)
+
+    def step(self) -> None:
+        """One round of every active text."""
+        with self._lock, torch.inference_mode():
+            for group in self._admit():
+                try:
+                    self._round(group)
+                except MemoryError as error:
+                    self._spare(group, error)
+                except Exception as error:
+                    self._fail(group, error)
+            self._release_finished()
+
+    def _round(self, group: Group) -> None:
+        """The route of one group: propose, score, verify, commit, emit."""
+        with self._all_or_nothing(group), Laps(self.metrics) as lap:
+            draft = group.drafter.propose(group.texts, group.depths, group.draws(self.target))
+            lap("draft_s")
+            scores = score(self.target, group, draft, self._chunk)
+            lap("score_s")
+            laws_BTV = scores.laws(group)
+            verdict = group.rule.verify(draft, laws_BTV, group.noise)
+            alphas_B = alphas(group, draft, laws_BTV, verdict)
+            lap("verify_s")
+            added = self._commit(group, draft, scores, verdict, alphas_B)
+            self._emit(group, added)
+            lap("commit_s")
+
+    def _admit(self) -> Iterator[Group]:
+        """Active texts in groups of equal drafter and rule."""
+        groups: dict[tuple[bool, str], list[Sequence]] = {}
+        for text in self._scheduler.admit():
+            plain = min(text.depth, text.remaining - 1) < 1
+            groups.setdefault((plain, text.rule), []).append(text)
+        for (plain, rule), texts in groups.items():
+            yield Group.of(texts, self._plain if plain else self.drafter, RULES[rule])
+
+    def _commit(
+        self,
+        group: Group,
+        draft: ChainDraft,
+        scores: Scores,
+        verdict: Verdict,
+        alphas_B: list[float],
+    ) -> list[list[Source]]:
+        """Settles what each text keeps and moves the caches after it; returns the tokens' sources."""
+        chains, drafted = draft.tokens_BK.tolist(), draft.lengths_B.tolist()
+        accepted, extra = verdict.num_accepted_B.tolist(), verdict.token_B.tolist()
+        added: list[list[Source]] = []
+        for b, text in enumerate(group.texts):
+            assert text.handle is not None
+            text.error = scores.broken(b, accepted[b])
+            if text.error is not None:
+                added.append([])
+                continue
+            pending = self.target.num_staged(text.handle) - drafted[b]
+            kept = self._emitter.keep(text, [*chains[b][: accepted[b]], extra[b]])
+            text.tokens += kept
+            self.target.commit(text.handle, pending + accepted[b])
+            group.drafter.commit(text, accepted[b])
+            last: Source = "bonus" if accepted[b] == drafted[b] else "correction"
+            sources: list[Source] = ["draft"] * accepted[b] + [last]
+            added.append(sources[: len(kept)])
+            for metrics in (self.metrics, text.stats):
+                metrics.record_round(drafted[b], min(accepted[b], len(kept)), len(kept))
+                metrics.record_alpha(alphas_B[b], min(accepted[b] + 1, drafted[b]))
+        return added
+
+    def _emit(self, group: Group, added: list[list[Source]]) -> None:
+        """Hands each text's reader the round's new tokens."""
+        for text, sources in zip(group.texts, added, strict=True):
+            if sources:
+                text.stats.wall_s = time.perf_counter() - text.started_s
+                self._emitter.emit(text, text.tokens[-len(sources) :], sources)
+
+    @contextmanager
+    def _all_or_nothing(self, group: Group) -> Iterator[None]:
+        """Whatever was staged and not committed is forgotten when the round breaks off."""
+        try:
+            yield
+        except BaseException:
+            for text in group.texts:
+                if text.handle is not None:
+                    self.target.discard(text.handle)
+                group.drafter.discard(text)
+            raise
+
+    def _spare(self, group: Group, error: MemoryError) -> None:
+        """Out of memory: drop the drafts first, then admit less, then give the text up."""
+        if group.drafter is not self._plain:
+            try:
+                return self._round(Group.of(group.texts, self._plain, group.rule))
+            except MemoryError:
+                pass
+        if not self._scheduler.suspend_last():
+            self._fail(group, error)
+
+    def _fail(self, group: Group, error: Exception) -> None:
+        for text in group.texts:
+            text.error = error
+
+    def submit(self, texts: list[Sequence]) -> None:
+        """Queues new texts; `step` until they are finished, then read their outboxes."""
+        with self._lock:
+            for text in texts:
+                text.started_s = time.perf_counter()
+                text.stats.prompt_tokens = text.num_prompt
+                text.stats.cost_ratio = self.metrics.cost_ratio
+                self._emitter.open(text)
+            self._scheduler.submit(texts)
+
+    def cancel(self, text: Sequence) -> None:
+        """Takes a text out, finished or not; safe to call twice."""
+        with self._lock:
+            self._scheduler.release(text)
+            self.drafter.close(text)
+            self._emitter.close(text)
+
+    def _release_finished(self) -> None:
+        for text in [text for text in self._scheduler.active if text.finished]:
+            self.cancel(text)

@@ -1,0 +1,156 @@
+"""Group: the texts of one round that share a drafter and a rule, and everything the round needs of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Sequenced
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.decoding import ChainDraft, RoundNoise, Rule, Verdict, check_logits
+from outrider.drafters.base import Drafter
+from outrider.engine.controls import Controls
+from outrider.engine.draws import GroupDraws
+from outrider.errors import NonFinite
+from outrider.models.base import Rows, Target
+from outrider.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """B texts, one drafter, one rule, for one round.
+
+    `depths` are the most tokens each text may draft: one less than it may still make, because
+    the target always adds one. The noise is anchored at the number of tokens settled so far.
+    """
+
+    texts: list[Sequence]
+    drafter: Drafter
+    rule: Rule
+    depths: list[int]
+    noise: RoundNoise
+    controls: Controls
+
+    @classmethod
+    def of(cls, texts: list[Sequence], drafter: Drafter, rule: Rule) -> Group:
+        """Collects what one round needs."""
+        return cls(
+            texts=texts,
+            drafter=drafter,
+            rule=rule,
+            depths=[max(0, min(text.depth, text.remaining - 1)) for text in texts],
+            noise=RoundNoise(
+                seed_B=_key([text.seed for text in texts]),
+                sample_B=torch.tensor([text.request.sample for text in texts]),
+                anchor_B=torch.tensor([len(text.tokens) for text in texts]),
+            ),
+            controls=Controls(texts),
+        )
+
+    def draws(self, target: Target) -> GroupDraws:
+        """Where the drafter gets its tokens from."""
+        return GroupDraws(self.rule, self.noise, self.controls, target.vocab_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Target logits of a group's drafted rows.
+
+    `logits_RV` holds, text after text, one row per drafted token and one more; `usable_R` marks the
+    rows that are laws; `counts` the rows of each text.
+    """
+
+    logits_RV: Tensor
+    usable_R: Tensor
+    counts: list[int]
+
+    def laws(self, group: Group) -> Tensor:
+        """What the rule reads, padded to `[B, T, V]`: processed laws, or logits where order suffices."""
+        logits_RV = self.logits_RV
+        if not self.usable_R.all():
+            logits_RV = logits_RV.masked_fill(~self.usable_R[:, None], 0.0)
+        owners = [b for b, count in enumerate(self.counts) for _ in range(count)]
+        ahead = [i for count in self.counts for i in range(count)]
+        if group.rule.needs_probs:
+            rows = group.controls.probs(logits_RV, owners, ahead)
+        else:
+            rows = group.controls.masked(logits_RV, owners, ahead)
+        return _padded(rows, self.counts)
+
+    def broken(self, text: int, accepted: int) -> NonFinite | None:
+        """The error of a text whose walk met a row that is no law."""
+        start = sum(self.counts[:text])
+        walked = self.usable_R[start : start + accepted + 1]
+        if walked.all():
+            return None
+        return NonFinite(
+            f"the target's logits for row {int((~walked).nonzero()[0])} of the round hold NaN, +inf or "
+            "nothing finite; check the model's weights and dtype"
+        )
+
+
+def alphas(group: Group, draft: ChainDraft, laws_BTV: Tensor, verdict: Verdict) -> list[float]:
+    """min(1, p(x)/q(x)) summed over each text's tested tokens: those whose prefix was accepted."""
+    tokens_BK, depth = draft.tokens_BK, draft.tokens_BK.shape[1]
+    index_K = torch.arange(depth)
+    accepted_B1 = verdict.num_accepted_B[:, None]
+    if group.rule.needs_probs and depth:
+        p_BK = laws_BTV[:, :depth].gather(2, tokens_BK[:, :, None]).squeeze(2).double()
+        ratio_BK = p_BK
+        if draft.law is not None:
+            q_BK = draft.law.prob_of(tokens_BK.flatten()).view_as(p_BK)
+            ratio_BK = torch.where(q_BK > 0, p_BK / q_BK, p_BK > 0).clamp(max=1.0)
+    else:
+        ratio_BK = (index_K < accepted_B1).double()
+    tested_BK = (index_K <= accepted_B1) & (index_K < draft.lengths_B[:, None])
+    return torch.where(tested_BK, ratio_BK, 0.0).sum(1).tolist()
+
+
+def score(target: Target, group: Group, draft: ChainDraft, chunk: int) -> Scores:
+    """Reads pending and drafted tokens of every text in one pass; long prompts go in chunks first."""
+    chains = [
+        row[:length]
+        for row, length in zip(
+            draft.tokens_BK.tolist(), draft.lengths_B.tolist(), strict=True
+        )
+    ]
+    handles: list[int] = []
+    pieces: list[list[int]] = []
+    for text, chain in zip(group.texts, chains, strict=True):
+        assert text.handle is not None
+        pending = text.tokens[target.length(text.handle) :]
+        read = (len(pending) - 1) // chunk * chunk
+        for start in range(0, read, chunk):
+            target.score(_rows([text.handle], [pending[start : start + chunk]], [0]))
+        handles.append(text.handle)
+        pieces.append(pending[read:] + chain)
+    counts = [len(chain) + 1 for chain in chains]
+    logits = target.score(_rows(handles, pieces, counts))
+    return Scores(logits, check_logits(logits), counts)
+
+
+def _rows(handles: list[int], pieces: list[list[int]], wanted: list[int]) -> Rows:
+    """Flat rows of which the last `wanted[b]` of each piece give logits."""
+    ends = torch.tensor([len(piece) for piece in pieces]).cumsum(0).tolist()
+    rows = [i for end, count in zip(ends, wanted, strict=True) for i in range(end - count, end)]
+    return Rows(
+        seqs=tuple(handles),
+        counts=tuple(len(piece) for piece in pieces),
+        tokens_R=torch.tensor([token for piece in pieces for token in piece]),
+        logits_rows=None if len(rows) == ends[-1] else torch.tensor(rows, dtype=torch.int64),
+    )
+
+
+def _padded(rows_RV: Tensor, counts: Sequenced[int]) -> Tensor:
+    """`[R, V]` as `[B, T, V]`, shorter texts padded with zeros; a view where all are equal."""
+    most = max(counts)
+    if min(counts) == most:
+        return rows_RV.view(len(counts), most, -1)
+    parts = torch.split(rows_RV, list(counts))
+    return torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True)
+
+
+def _key(seeds: list[int]) -> Tensor:
+    """64-bit seeds in int64: the same bits, read as signed."""
+    return torch.tensor([seed - 2**64 if seed >= 2**63 else seed for seed in seeds])

@@ -1,0 +1,140 @@
+"""From requests to finished texts: validation before any work, then steps until nothing is left."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from outrider import noise
+from outrider.config import SamplingParams, check_rule
+from outrider.engine.engine import Engine
+from outrider.errors import EmptyPrompt, InvalidConfig, PromptTooLong, TokenOutOfRange
+from outrider.sequence import Sequence
+from outrider.types import Completion, Delta, Request
+
+
+def resolve_rule(rule: str | None, sampling: SamplingParams) -> str:
+    """The verification rule of a request.
+
+    By default `greedy` at temperature 0, `coupled` under a given seed, so that a seed means what
+    it says, and `block` otherwise.
+
+    Raises:
+        InvalidConfig: an unknown rule, or `greedy` at a temperature above 0.
+    """
+    if rule is None:
+        if sampling.temperature == 0:
+            return "greedy"
+        return "block" if sampling.seed is None else "coupled"
+    check_rule(rule)
+    if rule == "greedy" and sampling.temperature > 0:
+        raise InvalidConfig(
+            f"rule='greedy' with temperature={sampling.temperature} would change the law; "
+            "use temperature=0, or rule='block'"
+        )
+    return rule
+
+
+class Requests:
+    """Turns requests into texts of one engine.
+
+    Args:
+        engine: who makes them.
+        depth: tokens drafted per round where a request does not say.
+        end_tokens: the model's own ends of text.
+    """
+
+    def __init__(self, engine: Engine, *, depth: int, end_tokens: frozenset[int]) -> None:
+        self.engine = engine
+        self.depth = depth
+        self.end_tokens = end_tokens
+        self._keys = itertools.count()
+
+    def check(self, request: Request) -> None:
+        """Refuses what cannot be meant, before any work.
+
+        Raises:
+            EmptyPrompt, TokenOutOfRange, PromptTooLong, InvalidConfig: each names the value and
+                the remedy.
+        """
+        target = self.engine.target
+        if not request.prompt:
+            raise EmptyPrompt("the prompt holds no token; give at least one to continue from")
+        for token in (*request.prompt, *request.sampling.stop_token_ids):
+            if not 0 <= token < target.vocab_size:
+                raise TokenOutOfRange(
+                    f"token {token} is outside the target's vocabulary 0..{target.vocab_size - 1}"
+                )
+        if target.max_length is not None and len(request.prompt) >= target.max_length:
+            raise PromptTooLong(
+                f"the prompt has {len(request.prompt)} tokens and the context holds "
+                f"{target.max_length}; shorten it to at most {target.max_length - 1}"
+            )
+        resolve_rule(request.rule, request.sampling)
+
+    def text(self, request: Request) -> Sequence:
+        """A new text for a checked request."""
+        self.check(request)
+        sampling, target = request.sampling, self.engine.target
+        room = None if target.max_length is None else target.max_length - len(request.prompt)
+        limits = [limit for limit in (sampling.max_tokens, room) if limit is not None]
+        if not limits:
+            raise InvalidConfig("max_tokens=None needs a target with a context length; set it")
+        return Sequence(
+            key=next(self._keys),
+            request=request,
+            seed=noise.fresh_seed() if sampling.seed is None else sampling.seed,
+            rule=resolve_rule(request.rule, sampling),
+            depth=self.depth if request.depth is None else request.depth,
+            max_tokens=min(limits),
+            end_tokens=frozenset() if sampling.ignore_eos else self.end_tokens,
+            tokens=list(request.prompt),
+        )
+
+    @contextmanager
+    def running(self, requests: list[Request]) -> Iterator[list[Sequence]]:
+        """Texts in the engine's queue; taken out again whatever happens."""
+        texts = [self.text(request) for request in requests]
+        try:
+            self.engine.submit(texts)
+            yield texts
+        finally:
+            for text in texts:
+                self.engine.cancel(text)
+
+    def stream(self, request: Request) -> Iterator[Delta]:
+        """One text's deltas as they come.
+
+        Raises:
+            NonFinite, OutOfMemory, ModelError: what ended the text.
+        """
+        with self.running([request]) as (text,):
+            while not text.finished:
+                self.engine.step()
+                while text.outbox:
+                    yield text.outbox.popleft()
+            if text.error is not None:
+                raise text.error
+
+    def complete(self, requests: list[Request]) -> list[Completion]:
+        """All texts, in the order of the requests.
+
+        One request's failure leaves the others alone: they are finished first, then the failure is
+        raised with their completions in its attribute `completions` (None where one failed).
+
+        Raises:
+            NonFinite, OutOfMemory, ModelError: the first failure among the requests.
+        """
+        with self.running(requests) as texts:
+            while not all(text.finished for text in texts):
+                self.engine.step()
+            done = [
+                None if text.error else Completion.of(list(text.outbox), text.stats)
+                for text in texts
+            ]
+            for text in texts:
+                if text.error is not None:
+                    text.error.completions = done  # pyright: ignore[reportAttributeAccessIssue]
+                    raise text.error
+        return [completion for completion in done if completion is not None]

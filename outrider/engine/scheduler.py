@@ -1,0 +1,66 @@
+"""Who is served: a queue of waiting texts, and those the target holds a cache for."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from outrider.errors import OutOfMemory
+from outrider.models.base import Target
+from outrider.sequence import Sequence
+
+
+class Scheduler:
+    """First come, first served, up to `max_texts` at a time.
+
+    A text sent back to the queue keeps its tokens: its cache is rebuilt from them.
+    """
+
+    def __init__(self, target: Target, max_texts: int) -> None:
+        self.target = target
+        self.limit = max_texts
+        self.waiting: deque[Sequence] = deque()
+        self.active: list[Sequence] = []
+
+    def submit(self, texts: Iterable[Sequence]) -> None:
+        """Queues new texts."""
+        self.waiting.extend(texts)
+
+    def admit(self) -> list[Sequence]:
+        """Gives waiting texts a cache while there is room; returns all that have one.
+
+        A text that does not fit even alone fails.
+        """
+        while self.waiting and len(self.active) < self.limit:
+            text = self.waiting[0]
+            try:
+                text.handle = self.target.open(len(text.tokens) + text.remaining)
+            except OutOfMemory as error:
+                if self.active:
+                    break
+                self.waiting.popleft().error = error
+                continue
+            self.active.append(self.waiting.popleft())
+        return list(self.active)
+
+    def suspend_last(self) -> bool:
+        """Sends the newest text back to the queue and admits one less; False where only one is left."""
+        if len(self.active) < 2:
+            return False
+        self.waiting.appendleft(self._drop(self.active[-1]))
+        self.limit = len(self.active)
+        return True
+
+    def release(self, text: Sequence) -> None:
+        """Takes a text out, wherever it is."""
+        if text in self.active:
+            self._drop(text)
+        elif text in self.waiting:
+            self.waiting.remove(text)
+
+    def _drop(self, text: Sequence) -> Sequence:
+        self.active.remove(text)
+        if text.handle is not None:
+            self.target.close(text.handle)
+            text.handle = None
+        return text

@@ -1,0 +1,78 @@
+"""Every error Outrider raises on purpose, drawn as one tree.
+
+OutriderError
+├── InvalidConfig (ValueError)              an option, argument or request that cannot be meant
+│   ├── EmptyPrompt                         a prompt without a token
+│   ├── PromptTooLong                       a prompt that leaves no room in the context
+│   ├── TokenOutOfRange                     a token id outside the vocabulary
+│   ├── VocabularyMismatch                  draft and target do not share a vocabulary
+│   ├── DraftShapeMismatch                  a proposal whose parts disagree in length or shape
+│   ├── TargetShapeMismatch                 target rows that do not match the proposal
+│   └── DistributionWidthMismatch           a law whose width is not the vocabulary's
+├── DegenerateDistribution (ValueError)     a law without mass
+├── NonFinite (ValueError)                  NaN or +inf where a law or logits were due
+├── OutOfMemory (MemoryError)               cache blocks or tensors that do not fit
+├── ModelError (RuntimeError)               a model that failed, or a folder that is no model
+│   └── UnsupportedModel                    an architecture that cannot be used, with the reason
+└── MissingExtra (ImportError)              an optional dependency that is not installed
+"""
+
+
+class OutriderError(Exception):
+    """The root of the tree: catch it to catch all of them."""
+
+
+class InvalidConfig(OutriderError, ValueError):
+    """An option, argument or request that cannot be meant."""
+
+
+class EmptyPrompt(InvalidConfig):
+    """A prompt without a token: there is no row to predict from."""
+
+
+class PromptTooLong(InvalidConfig):
+    """A prompt that leaves no room for one new token in the context."""
+
+
+class TokenOutOfRange(InvalidConfig):
+    """A token id outside the vocabulary."""
+
+
+class VocabularyMismatch(InvalidConfig):
+    """Draft and target do not share a vocabulary."""
+
+
+class DraftShapeMismatch(InvalidConfig):
+    """A proposal whose tokens, log-probabilities and laws disagree in length or shape."""
+
+
+class TargetShapeMismatch(InvalidConfig):
+    """Target rows that do not match the proposal: one row more than drafted tokens is due."""
+
+
+class DistributionWidthMismatch(InvalidConfig):
+    """A law whose width is not the vocabulary's."""
+
+
+class DegenerateDistribution(OutriderError, ValueError):
+    """A law without mass: nothing can be drawn from it."""
+
+
+class NonFinite(OutriderError, ValueError):
+    """NaN or +inf where a law or logits were due."""
+
+
+class OutOfMemory(OutriderError, MemoryError):
+    """Cache blocks or tensors that do not fit in the memory at hand or allowed."""
+
+
+class ModelError(OutriderError, RuntimeError):
+    """A model that failed, or a folder that is no model."""
+
+
+class UnsupportedModel(ModelError):
+    """An architecture that cannot be used; the message names the reason."""
+
+
+class MissingExtra(OutriderError, ImportError):
+    """An optional dependency that is not installed; the message is the install line."""

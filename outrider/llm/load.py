@@ -1,0 +1,121 @@
+"""From names to objects: which folder, which drafter, and whether the two fit each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from outrider.drafters import Drafter, DrafterSpec, ModelDrafter, NgramDrafter, NoDrafter
+from outrider.errors import InvalidConfig, ModelError, VocabularyMismatch
+from outrider.llm.options import Speculation
+from outrider.models.bundled import bundled_path
+from outrider.models.hf import HuggingFaceTarget
+from outrider.models.text import TextTokenizer
+
+BUNDLED = "bundled"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where and in which arithmetic models run; None leaves the choice to the machine."""
+
+    device: str | None = None
+    dtype: torch.dtype | None = None
+    strict: bool = False
+    pack: bool = True
+    cache_bytes: int | None = None
+
+    def load(self, folder: Path) -> HuggingFaceTarget:
+        """The model of a folder."""
+        return HuggingFaceTarget.load(
+            folder,
+            device=self.device,
+            dtype=self.dtype,
+            strict=self.strict,
+            pack=self.pack,
+            cache_bytes=self.cache_bytes,
+        )
+
+
+def as_dtype(name: str | torch.dtype | None) -> torch.dtype | None:
+    """A dtype by name.
+
+    Raises:
+        InvalidConfig: a name that is none.
+    """
+    if name is None or name == "auto" or isinstance(name, torch.dtype):
+        return None if isinstance(name, str) else name
+    if name not in DTYPES:
+        raise InvalidConfig(f"dtype={name!r} does not exist; dtypes are {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def folder_of(model: str | Path) -> Path:
+    """The folder of `"bundled"` or of a path.
+
+    Raises:
+        ModelError: nothing is there.
+        MissingExtra: the bundled models are not installed.
+    """
+    if str(model) == BUNDLED:
+        return bundled_path("target")
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        raise ModelError(
+            f"model={str(model)!r} is no folder; give a folder saved with save_pretrained, "
+            "or 'bundled'"
+        )
+    return folder
+
+
+def draft_folder(spec: DrafterSpec, model: str | Path) -> Path | None:
+    """The folder of the draft model a spec means for a target; None where it means none."""
+    if spec.path is not None:
+        return folder_of(spec.path)
+    if spec.kind in ("auto", "draft") and str(model) == BUNDLED:
+        return bundled_path("draft")
+    if spec.kind == "draft":
+        raise InvalidConfig(
+            f"drafter='draft': the target {str(model)!r} has no registered draft model; "
+            "name one with draft:PATH"
+        )
+    return None
+
+
+def load_drafter(
+    options: Speculation, model: str | Path, tokenizer: TextTokenizer, place: Placement
+) -> Drafter:
+    """The drafter of a spec string.
+
+    Raises:
+        InvalidConfig: an unknown spec.
+        VocabularyMismatch: a draft model with another tokenizer than the target's.
+    """
+    spec = DrafterSpec.parse(options.drafter)
+    folder = draft_folder(spec, model)
+    if folder is not None:
+        check_vocabularies(TextTokenizer(folder), tokenizer)
+        return ModelDrafter(place.load(folder))
+    if spec.kind == "none":
+        return NoDrafter()
+    return NgramDrafter(options.shortest, options.longest)
+
+
+def check_vocabularies(draft: TextTokenizer, target: TextTokenizer) -> None:
+    """Refuses a draft whose tokens do not mean what the target's mean.
+
+    Raises:
+        VocabularyMismatch: names both sides and the first token that differs.
+    """
+    ours, theirs = target.vocabulary(), draft.vocabulary()
+    if ours == theirs:
+        return
+    token = next(t for t in sorted({*ours, *theirs}) if ours.get(t) != theirs.get(t))
+    raise VocabularyMismatch(
+        f"the draft model in {str(draft.folder)!r} has {len(theirs)} tokens, the target in "
+        f"{str(target.folder)!r} {len(ours)}, and they differ (first at {token!r}: "
+        f"{theirs.get(token)} against {ours.get(token)}); choose a draft with the target's tokenizer"
+    )

@@ -1,0 +1,88 @@
+"""The fast attention body for processors: the query heads of one key head folded into rows.
+
+One small context is one masked product; a long one goes in pieces of keys whose scores stay in the
+processor's cache, merged by log-sum-exp. Dimension key: H query heads, G key heads, r rows, n keys, D width.
+"""
+
+import torch
+from torch import Tensor
+
+from outrider.models.attention_op import Options
+from outrider.models.plan import Visible
+
+PIECE_SCORES = 1 << 18
+"""Scores computed at a time: 1 MB of float32, which stays in a core's own cache."""
+
+
+def attend_cpu(query: Tensor, keys: Tensor, values: Tensor, visible: Visible, options: Options) -> Tensor:
+    """Return the attention of one span, `[r, H, D]` in the query's dtype.
+
+    `query` `[H, r, D]`; `keys`, `values` `[G, n, D]` are the tokens from `visible.first` on.
+    """
+    heads, rows, dim = query.shape
+    groups, count, _ = keys.shape
+    folded = query.reshape(groups, heads // groups * rows, dim)
+    if options.softcap is None and options.sinks is None and groups * folded.shape[1] * count <= PIECE_SCORES:
+        out = _whole(folded, keys, values, visible, options)
+    else:
+        out = _in_pieces(folded, keys, values, visible, options)
+    return out.view(heads, rows, -1).transpose(0, 1)
+
+
+def _whole(folded: Tensor, keys: Tensor, values: Tensor, visible: Visible, options: Options) -> Tensor:
+    scores = torch.baddbmm(folded.new_empty(()), folded, keys.transpose(1, 2), beta=0, alpha=options.scaling)
+    _hide(scores, visible, 0)
+    if scores.dtype == torch.float32:
+        return torch.bmm(torch.softmax(scores, -1), values)
+    return torch.bmm(torch.softmax(scores, -1, dtype=torch.float32).to(values.dtype), values)
+
+
+def _in_pieces(folded: Tensor, keys: Tensor, values: Tensor, visible: Visible, options: Options) -> Tensor:
+    groups, rows, _ = folded.shape
+    count = keys.shape[1]
+    piece = max(64, PIECE_SCORES // (groups * rows))
+    top = total = out = None
+    for first in range(0, count, piece):
+        last = min(first + piece, count)
+        scores = torch.baddbmm(
+            folded.new_empty(()), folded, keys[:, first:last].transpose(1, 2), beta=0, alpha=options.scaling
+        ).float()
+        if options.softcap is not None:
+            scores = scores.div_(options.softcap).tanh_().mul_(options.softcap)
+        _hide(scores, visible, first)
+        here = scores.amax(-1, keepdim=True)
+        if top is None:
+            # A row may see nothing of the first pieces: then its top must stay finite.
+            new_top = here.clamp_min_(torch.finfo(torch.float32).min)
+        else:
+            new_top = torch.maximum(top, here)
+        weights = scores.sub_(new_top).exp_()
+        part = torch.bmm(weights.to(values.dtype), values[:, first:last]).float()
+        if out is None:
+            total, out = weights.sum(-1, keepdim=True), part
+        else:
+            scale = (top - new_top).exp_()
+            total = total.mul_(scale).add_(weights.sum(-1, keepdim=True))
+            out = out.mul_(scale).add_(part)
+        top = new_top
+    assert top is not None and total is not None and out is not None
+    if options.sinks is not None:
+        sinks = options.sinks.float().view(groups, -1, 1, 1)
+        per_head = top.view(groups, sinks.shape[1], -1, 1)
+        total = total + (sinks - per_head).exp().view(groups, rows, 1)
+    return (out / total).to(values.dtype)
+
+
+def _hide(scores: Tensor, visible: Visible, first: int) -> None:
+    """Set hidden scores to -inf; `scores` `[G, g * r, m]` are of keys `first..first + m - 1`."""
+    hidden = visible.hidden
+    if hidden is None:
+        return
+    groups, _, count = scores.shape
+    rows, start = hidden.shape[0], visible.masked - visible.first
+    last = first + count
+    if last <= start:
+        return
+    begin = max(first, start)
+    part = scores.view(groups, -1, rows, count)[..., begin - first :]
+    part.masked_fill_(hidden[:, begin - start : last - start], float("-inf"))

@@ -1,0 +1,161 @@
+"""The attention op: one signature, several bodies; called by the model's layers through transformers.
+
+The rows of a forward are one flat "batch" row. The op writes their keys and values to the reserved slots and
+lets each row attend to its sequence's committed tokens and to the staged rows its plan makes visible.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outrider.cache import CacheManager
+from outrider.models.plan import Plan, Span, Visible
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a family adds to plain attention: the factor on the scores, a soft cap, one sink per head."""
+
+    scaling: float
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+
+Body = Callable[[Tensor, Tensor, Tensor, Visible, Options], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A forward in progress: where keys go, who sees what, and which body computes it."""
+
+    cache: CacheManager
+    plan: Plan
+    body: Body
+
+    def attend(
+        self, layer: int, query: Tensor, keys: Tensor, values: Tensor, window: int | None, options: Options
+    ) -> Tensor:
+        """Write the rows' keys and values and return their attention `[1, R, H, D]`.
+
+        `query` `[1, H, R, D]`, `keys` and `values` `[1, G, R, D]`; rows without a span get zeros.
+        """
+        query, keys, values = query[0], keys[0], values[0]
+        pool = self.cache.pool(layer, keys, values)
+        spans = self.plan.spans
+        rows = query.shape[1]
+        if len(spans) == 1 and spans[0].num_rows == rows:
+            return self._attend_span(pool, spans[0], query, keys, values, window, options).unsqueeze(0)
+        out = query.new_zeros(1, rows, query.shape[0], values.shape[-1])
+        for span in spans:
+            own = slice(span.first, span.last)
+            out[0, own] = self._attend_span(
+                pool, span, query[:, own], keys[:, own], values[:, own], window, options
+            )
+        return out
+
+    def _attend_span(self, pool, span: Span, query, keys, values, window, options) -> Tensor:
+        slots, rows = span.slots, span.num_rows
+        visible = span.visible(window)
+        if slots.start is not None:
+            first, own, last = (slots.start + t for t in (visible.first, slots.count - rows, slots.count))
+            pool.keys[:, own:last] = keys
+            pool.values[:, own:last] = values
+            return self.body(query, pool.keys[:, first:last], pool.values[:, first:last], visible, options)
+        index = span.slots.index(slots.count - rows, slots.count, keys.device)
+        pool.keys[:, index] = keys
+        pool.values[:, index] = values
+        index = span.slots.index(visible.first, slots.count, keys.device)
+        return self.body(query, pool.keys[:, index], pool.values[:, index], visible, options)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """One call of the op in a plain forward: the window the layer named and that of the mask it got.
+
+    A mask the family made over by itself has lost its note: `mask_known` is then False.
+    """
+
+    layer: int | None
+    window: int | None
+    mask_window: int | None
+    mask_known: bool
+
+
+_forward: ContextVar[Forward | None] = ContextVar("outrider_forward", default=None)
+_observer: ContextVar[Callable[[LayerCall], None] | None] = ContextVar("outrider_observer", default=None)
+
+
+@contextmanager
+def running(forward: Forward) -> Iterator[None]:
+    """Make the op of this thread work for `forward`."""
+    token = _forward.set(forward)
+    try:
+        yield
+    finally:
+        _forward.reset(token)
+
+
+@contextmanager
+def observing(observer: Callable[[LayerCall], None]) -> Iterator[None]:
+    """Show `observer` every plain call of the op in this thread."""
+    token = _observer.set(observer)
+    try:
+        yield
+    finally:
+        _observer.reset(token)
+
+
+def note_window(mask: Tensor, window: int | None) -> None:
+    """Remember the window a mask was made for, so that an observer can be told."""
+    mask.outrider_window = window  # type: ignore[attr-defined]
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """The function transformers calls in every layer, registered under the name "outrider".
+
+    Outside a forward of Outrider (someone calls the model itself) it computes what the mask asks for.
+    """
+    options = Options(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux)
+    forward = _forward.get()
+    if forward is not None:
+        return forward.attend(module.layer_idx, query, key, value, sliding_window, options), None
+    if (observer := _observer.get()) is not None:
+        known = hasattr(attention_mask, "outrider_window")
+        made_for = getattr(attention_mask, "outrider_window", None)
+        observer(LayerCall(getattr(module, "layer_idx", None), sliding_window, made_for, known))
+    return _masked(query, key, value, attention_mask, options), None
+
+
+def _masked(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, options: Options) -> Tensor:
+    batch, heads, rows, dim = query.shape
+    groups = keys.shape[1]
+    scores = query.reshape(batch, groups, -1, dim) @ keys.transpose(2, 3)
+    scores = scores.float().view(batch, groups, heads // groups, rows, -1) * options.scaling
+    if options.softcap is not None:
+        scores = options.softcap * torch.tanh(scores / options.softcap)
+    if mask is not None:
+        scores = scores.masked_fill(~mask[:, :, None, :, : scores.shape[-1]], float("-inf"))
+    if options.sinks is not None:
+        sinks = options.sinks.float().view(1, groups, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        weights = torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
+    else:
+        weights = scores.softmax(-1)
+    out = weights.to(values.dtype).reshape(batch, groups, -1, weights.shape[-1]) @ values
+    return out.view(batch, heads, rows, -1).transpose(1, 2).contiguous()

@@ -1,0 +1,84 @@
+"""The contract between the engine and a language model: flat rows in, logits out, commit or discard.
+
+`score` stages rows and returns logits; `commit` alone moves a length; whatever was staged and not committed
+is forgotten, so an exception between the two leaves nothing to undo. Targets and draft models are one class.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+MAX_TREE_NODES = 64
+"""Staged nodes a tree may have: their ancestors are the bits of one int64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The R flat rows of one forward: the rows of B sequences, one sequence after another.
+
+    `seqs` are the handles of the sequences in row order, each at most once; `counts` their numbers of rows
+    (at least 1); `tokens_R` int64 the rows' tokens.
+
+    `ancestors_R` None means that each sequence's rows continue its staged chain. Otherwise it is int64 and
+    bit j of a row is set when staged node j of its sequence (every row staged since the last commit counts,
+    in the order of staging) is visible to the row, itself included: the nodes on its path from the root.
+
+    A row's position is not given but follows: committed length + number of its ancestors - 1, itself
+    being one of them.
+
+    `logits_rows` int64 are the indices of the rows whose logits are wanted, ascending: None is every row, an
+    empty tensor none (reading a prompt).
+    """
+
+    seqs: tuple[int, ...]
+    counts: tuple[int, ...]
+    tokens_R: Tensor
+    ancestors_R: Tensor | None = None
+    logits_rows: Tensor | None = None
+
+
+class Target(ABC):
+    """A language model with an opaque cache: `score` proposes nothing lasting, `commit` makes it last."""
+
+    vocab_size: int
+    """Width of a row of logits."""
+    max_length: int | None
+    """Tokens a sequence may hold, None where the model has no limit of its own."""
+
+    @abstractmethod
+    def open(self, reserve: int) -> int:
+        """Return the handle of a new, empty sequence; `reserve` (a hint) is the length it may grow to."""
+
+    @abstractmethod
+    def length(self, seq: int) -> int:
+        """Return the number of committed tokens."""
+
+    @abstractmethod
+    def num_staged(self, seq: int) -> int:
+        """Return the number of rows staged since the last commit or discard."""
+
+    @abstractmethod
+    def score(self, rows: Rows) -> Tensor:
+        """Stage the rows and return logits `[number wanted, V]` in the model's dtype or float32.
+
+        Several calls stage one after another: a later row sees the earlier staged rows of its sequence (a
+        chain) or those its ancestors name (a tree). When it raises, nothing of this call is staged.
+        """
+
+    @abstractmethod
+    def commit(self, seq: int, path: int | Sequence[int]) -> None:
+        """Make staged rows part of the sequence and forget the others.
+
+        An int n keeps the first n staged rows; a list names the staged nodes to keep, in order of the text
+        (ascending, as a node is staged after its parent).
+        """
+
+    @abstractmethod
+    def discard(self, seq: int) -> None:
+        """Forget every staged row of the sequence."""
+
+    @abstractmethod
+    def close(self, seq: int) -> None:
+        """Give back the sequence's memory; its handle means nothing afterwards."""

@@ -1,0 +1,170 @@
+"""A Hugging Face causal language model as a target: flat rows through its own forward, our attention inside.
+
+The model's code stays its own; only its attention implementation is set to "outrider", which keeps keys and
+values in block pools. What cannot be rolled back or does not go through that door is refused by name.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from outrider.cache import CacheManager
+from outrider.errors import InvalidConfig, ModelError, TokenOutOfRange
+from outrider.models.attention_cpu import attend_cpu
+from outrider.models.attention_op import Forward, running
+from outrider.models.base import Rows, Target
+from outrider.models.capability import check_by_looking, check_logits, check_trial, observe, own_logits, trial_tokens
+from outrider.models.packing import can_pack, pack_linears
+from outrider.models.plan import Plan, make_plan
+from outrider.models.registration import NAME, register
+
+
+class HuggingFaceTarget(Target):
+    """A causal language model of transformers behind `score`, `commit` and `discard`.
+
+    The wrapped model's attention implementation is changed to "outrider" for good; its own forward and
+    `generate` still work. `cache_bytes` bounds the block pools, None is no bound.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        strict: bool = False,
+        pack: bool = True,
+        cache_bytes: int | None = None,
+    ) -> None:
+        register()
+        check_by_looking(model)
+        self.model = model.eval()
+        self.strict = strict
+        config = model.config.get_text_config()
+        self.vocab_size = int(config.vocab_size)
+        self.max_length = getattr(config, "max_position_embeddings", None)
+        self.device = model.device
+        self.dtype = model.dtype
+        self._cache = CacheManager(cache_bytes)
+        # A 4-D mask is handed through by every family unread, which saves making one in each forward.
+        self._no_mask = torch.empty(1, 1, 1, 1, dtype=torch.bool, device=self.device)
+        self._adopt(pack)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        device: str | torch.device | None = None,
+        dtype: torch.dtype | None = None,
+        strict: bool = False,
+        pack: bool = True,
+        cache_bytes: int | None = None,
+    ) -> "HuggingFaceTarget":
+        """Load a local model folder.
+
+        `dtype` None is bfloat16 where the device computes in it, else float32; `device` None is the CPU.
+
+        Raises:
+            ModelError: the folder is no model, or its files cannot be read.
+            UnsupportedModel: the architecture cannot be used.
+        """
+        folder = Path(path)
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"{str(folder)!r} is no model folder: it has no config.json; give a folder saved by save_pretrained")
+        device = torch.device(device or "cpu")
+        try:
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or default_dtype(device), local_files_only=True)
+        except Exception as error:
+            raise ModelError(f"the model in {str(folder)!r} cannot be loaded: {error}") from error
+        return cls(model.to(device), strict=strict, pack=pack, cache_bytes=cache_bytes)
+
+    def _adopt(self, pack: bool) -> None:
+        tokens = trial_tokens(self.vocab_size, self.device)
+        own = own_logits(self.model, tokens)
+        self.model.set_attn_implementation(NAME)
+        check_trial(self.model, observe(self.model, tokens))
+        if pack and can_pack(self.device, self.dtype):
+            pack_linears(self.model)
+        seq = self.open(len(tokens))
+        check_logits(self.model, self.score(Rows((seq,), (len(tokens),), tokens)), own)
+        self.close(seq)
+
+    def open(self, reserve: int) -> int:
+        """Return the handle of a new empty sequence."""
+        return self._cache.open(reserve)
+
+    def length(self, seq: int) -> int:
+        """Return the number of committed tokens."""
+        return self._cache.length(seq)
+
+    def num_staged(self, seq: int) -> int:
+        """Return the number of rows staged since the last commit or discard."""
+        return self._cache.num_staged(seq)
+
+    @torch.inference_mode()
+    def score(self, rows: Rows) -> Tensor:
+        """Stage the rows and return the wanted logits `[number wanted, V]` in the model's dtype.
+
+        The result is an inference tensor: copy it before writing to it in place.
+
+        Raises:
+            TokenOutOfRange: a token the model's vocabulary does not hold.
+            InvalidConfig: rows that contradict each other, or pass the model's context.
+            ModelError: the cache is full.
+        """
+        self._check_tokens(rows.tokens_R)
+        plan = make_plan(self._cache, rows)
+        self._check_length(plan)
+        with running(Forward(self._cache, plan, attend_cpu)):
+            logits = self._forward(rows, plan)
+        for seq, span in zip(rows.seqs, plan.spans, strict=True):
+            self._cache.stage(seq, span.num_rows, span.ancestors)
+        return logits
+
+    def commit(self, seq: int, path: int | Sequence[int]) -> None:
+        """Keep the first `path` staged rows, or those it names; forget the others."""
+        self._cache.commit(seq, path)
+
+    def discard(self, seq: int) -> None:
+        """Forget every staged row of the sequence."""
+        self._cache.discard(seq)
+
+    def close(self, seq: int) -> None:
+        """Give back the sequence's blocks."""
+        self._cache.close(seq)
+
+    def _forward(self, rows: Rows, plan: Plan) -> Tensor:
+        inputs: dict[str, Any] = {
+            "input_ids": rows.tokens_R[None].to(self.device),
+            "position_ids": plan.positions[None].to(self.device),
+            "attention_mask": self._no_mask,
+            "use_cache": False,
+        }
+        wanted = rows.logits_rows
+        if wanted is not None and wanted.numel() == 0:
+            self.model.base_model(**inputs)
+            return torch.empty(0, self.vocab_size, dtype=self.dtype, device=self.device)
+        if wanted is not None:
+            inputs["logits_to_keep"] = wanted.to(self.device)
+        return self.model(**inputs).logits[0]
+
+    def _check_tokens(self, tokens_R: Tensor) -> None:
+        low, high = tokens_R.aminmax() if tokens_R.numel() else (torch.zeros(()), torch.zeros(()))
+        if low < 0 or high >= self.vocab_size:
+            raise TokenOutOfRange(f"token {int(low if low < 0 else high)} with a vocabulary of {self.vocab_size}; give ids from 0 to {self.vocab_size - 1}")
+
+    def _check_length(self, plan: Plan) -> None:
+        longest = int(plan.positions.max()) + 1
+        if self.max_length is not None and longest > self.max_length:
+            raise InvalidConfig(f"a sequence of {longest} tokens passes the model's context of {self.max_length}; ask for fewer tokens")
+
+
+def default_dtype(device: torch.device) -> torch.dtype:
+    """Return bfloat16 where the device computes in it, else float32."""
+    if device.type == "cuda":
+        return torch.bfloat16
+    capable = getattr(torch.cpu, "get_capabilities", dict)()
+    return torch.bfloat16 if capable.get("avx512_bf16") or capable.get("amx_bf16") or capable.get("bf16") else torch.float32

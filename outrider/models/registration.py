@@ -1,0 +1,57 @@
+"""The door to transformers' attention: registers the op under the name "outrider", with its mask.
+
+Inside a forward of Outrider the plan knows who sees what and no mask is made. Outside, masks are the
+family's own boolean ones; the trial forward at load looks at what the family asks for.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+from outrider.models.attention_op import attention, note_window
+
+NAME = "outrider"
+"""The name of the op in transformers' registries."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaskRequest:
+    """A mask a family asked for: its function of (batch, head, row, key), its window or None."""
+
+    function: Callable[..., Any]
+    window: int | None
+
+
+_mask_observer: ContextVar[Callable[[MaskRequest], None] | None] = ContextVar("outrider_masks", default=None)
+
+
+def register() -> None:
+    """Make "outrider" an attention implementation of transformers; doing it twice changes nothing."""
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, mask)
+
+
+@contextmanager
+def observing_masks(observer: Callable[[MaskRequest], None]) -> Iterator[None]:
+    """Show `observer` every mask requested in this thread."""
+    token = _mask_observer.set(observer)
+    try:
+        yield
+    finally:
+        _mask_observer.reset(token)
+
+
+def mask(**request: Any) -> Tensor | None:
+    """Return the boolean mask `[batch, 1, rows, keys]` a plain call asks for."""
+    made = sdpa_mask(**{**request, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
+    if (observer := _mask_observer.get()) is not None:
+        window = request.get("local_size")
+        observer(MaskRequest(request["mask_function"], window))
+        note_window(made, window)
+    return made

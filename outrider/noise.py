@@ -1,0 +1,274 @@
+"""Philox4x32-10 and the noise addresses: every random number Outrider uses has one.
+
+An address is (seed; sample, stream, anchor, draw). The key is the seed; the counter is
+(block, sample, anchor, stream), and draw i is word i mod 4 of block i div 4. Rules in law anchor
+at the committed length at the start of the round, so that no address serves two rounds; only
+TARGET, which plain sampling and `coupled` share on purpose, is anchored at the token's own position.
+Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from contextvars import ContextVar, Token
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Float64, Int64
+
+STREAM_VERIFY, STREAM_TARGET, STREAM_DRAFT, STREAM_ACCEPT, STREAM_EXTRA = 0, 1, 2, 3, 4
+STREAM_NAMES = ("VERIFY", "TARGET", "DRAFT", "ACCEPT", "EXTRA")
+
+_MASK = 0xFFFFFFFF
+_MULTIPLIER_0, _MULTIPLIER_2 = 0xD2511F53, 0xCD9E8D57
+_WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
+_NUM_ROUNDS = 10
+# A handful of addresses costs less in Python integers than in the hundred tensor operations below.
+_FEW = 64
+_BELOW_ONE = 1.0 - 2.0**-53
+
+
+def philox4x32(
+    counter: Int64[Tensor, "... 4"], key: Int64[Tensor, "... 2"]
+) -> Int64[Tensor, "... 4"]:
+    """Ten rounds of Philox4x32; counter, key and result are words in [0, 2**32) held in int64."""
+    return torch.stack(torch.broadcast_tensors(*_rounds(*counter.unbind(-1), *key.unbind(-1))), -1)
+
+
+def words(
+    seed: Tensor | int, sample: Tensor | int, stream: int, anchor: Tensor | int, draw: Tensor | int
+) -> Int64[Tensor, "..."]:
+    """The 32-bit words at addresses broadcast together, in [0, 2**32).
+
+    Seeds are Python ints in [0, 2**64) or int64 tensors of the same bits; sample, anchor and
+    draw are not negative, anchor and sample below 2**32, draw below 2**34.
+    """
+    return _pick(seed, sample, stream, anchor, draw, 1)[0]
+
+
+def uniforms(
+    seed: Tensor | int, sample: Tensor | int, stream: int, anchor: Tensor | int, draw: Tensor | int
+) -> Float64[Tensor, "..."]:
+    """`(word >> 8) / 2**24` of each address: multiples of 2**-24 in [0, 1), for accept tests."""
+    return (words(seed, sample, stream, anchor, draw) >> 8).double() / 2.0**24
+
+
+def uniforms53(
+    seed: Tensor | int, sample: Tensor | int, stream: int, anchor: Tensor | int, index: Tensor | int
+) -> Float64[Tensor, "..."]:
+    """One uniform of 53 bits per index, never 0 nor 1, from draws 2*index (high) and 2*index + 1.
+
+    It is `((high << 21 | low >> 11) + 0.5) / 2**53` rounded to float64; the one word that would
+    round to 1 gives the largest float below 1.
+    """
+    return _uniform53(*_pick(seed, sample, stream, anchor, index, 2))
+
+
+def gumbels(
+    seed: Tensor | int, sample: Tensor | int, anchor: Tensor | int, token_ids: Tensor
+) -> Float64[Tensor, "..."]:
+    """Standard Gumbel noise `-log(-log u)` of tokens at positions `anchor`, on stream TARGET."""
+    return _gumbel(uniforms53(seed, sample, STREAM_TARGET, anchor, token_ids))
+
+
+def gumbel_rows(
+    seed_R: Int64[Tensor, " R"],
+    sample_R: Int64[Tensor, " R"],
+    anchor_R: Int64[Tensor, " R"],
+    vocab_size: int,
+) -> Float64[Tensor, "R V"]:
+    """`gumbels` of every token of each row at half the cost: one block serves two tokens."""
+    blocks = torch.arange((vocab_size + 1) // 2, device=seed_R.device)
+    address = seed_R[:, None], sample_R[:, None], STREAM_TARGET, anchor_R[:, None]
+    if _active.get() is not None:
+        _record(*address, torch.arange(2 * vocab_size, device=seed_R.device))
+    w0, w1, w2, w3 = _blocks(*address, blocks)
+    even, odd = torch.broadcast_tensors(_uniform53(w0, w1), _uniform53(w2, w3))
+    return _gumbel(torch.stack((even, odd), -1).flatten(1)[:, :vocab_size])
+
+
+def fresh_seed() -> int:
+    """A seed of 64 bits from the system's entropy."""
+    return secrets.randbits(64)
+
+
+def as_key(seeds: Iterable[int]) -> Int64[Tensor, " B"]:
+    """Seeds in [0, 2**64) as an int64 tensor of the same bits."""
+    return torch.tensor([_signed(seed) for seed in seeds], dtype=torch.int64)
+
+
+class NoiseLedger:
+    """Records every address used while it is active, and refuses a second use.
+
+    `with NoiseLedger() as ledger:` makes any second use of an address an AssertionError that
+    names it, except on TARGET, which is shared on purpose. `addresses` are the tuples
+    (seed, sample, stream, anchor, draw) seen so far. Without an active ledger nothing is recorded.
+    """
+
+    def __init__(self) -> None:
+        self.addresses: set[tuple[int, int, int, int, int]] = set()
+        self._token: Token[NoiseLedger | None] | None = None
+
+    def __enter__(self) -> Self:
+        self._token = _active.set(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._token is not None
+        _active.reset(self._token)
+
+    def record(self, addresses: Iterable[tuple[int, int, int, int, int]]) -> None:
+        """Adds addresses; raises AssertionError where one outside TARGET was there before."""
+        for address in addresses:
+            seed, sample, stream, anchor, draw = address
+            if stream != STREAM_TARGET and address in self.addresses:
+                raise AssertionError(
+                    f"noise address used twice: seed {seed}, sample {sample}, stream "
+                    f"{STREAM_NAMES[stream]}, anchor {anchor}, draw {draw}"
+                )
+            self.addresses.add(address)
+
+
+_active: ContextVar[NoiseLedger | None] = ContextVar("noise_ledger", default=None)
+
+
+def _pick(
+    seed: Tensor | int,
+    sample: Tensor | int,
+    stream: int,
+    anchor: Tensor | int,
+    index: Tensor | int,
+    width: int,
+) -> tuple[Tensor, ...]:
+    """Item `index` of the stream, items being `width` (1 or 2) consecutive words of a block."""
+    if _active.get() is not None:
+        first = torch.as_tensor(index)[..., None] * width
+        wide = [p[..., None] if isinstance(p, Tensor) else p for p in (seed, sample, anchor)]
+        _record(wide[0], wide[1], stream, wide[2], first + torch.arange(width, device=first.device))
+    shift = 3 - width  # log2 of the items in a block of four words
+    few = _few(seed, sample, stream, anchor, index, shift)
+    if few is not None:
+        shape, blocks, items = few
+        rows = zip(blocks, items, strict=True)
+        picked = [block[width * item : width * (item + 1)] for block, item in rows]
+        return torch.tensor(picked, dtype=torch.int64).view(*shape, width).unbind(-1)
+    index = torch.as_tensor(index)
+    made = torch.broadcast_tensors(*_blocks(seed, sample, stream, anchor, index >> shift))
+    item = (index & ((1 << shift) - 1)).expand(made[0].shape)
+    if width == 2:
+        odd = item == 1
+        return torch.where(odd, made[2], made[0]), torch.where(odd, made[3], made[1])
+    return (torch.stack(made, -1).gather(-1, item[..., None]).squeeze(-1),)
+
+
+def _few(
+    seed: Tensor | int,
+    sample: Tensor | int,
+    stream: int,
+    anchor: Tensor | int,
+    index: Tensor | int,
+    shift: int,
+) -> tuple[torch.Size, list[tuple[int, int, int, int]], list[int]] | None:
+    """Blocks and items in Python integers where the addresses are few and on the CPU, else None."""
+    parts = (seed, sample, anchor, index)
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    if any(part.numel() > _FEW or part.device.type != "cpu" for part in tensors):
+        return None
+    shape = torch.broadcast_shapes(*(part.shape for part in tensors))
+    if shape.numel() > _FEW:
+        return None
+    columns = [
+        part.expand(shape).flatten().tolist()
+        if isinstance(part, Tensor)
+        else [part] * shape.numel()
+        for part in parts
+    ]
+    made: dict[tuple[int, int, int, int], tuple[int, int, int, int]] = {}
+    blocks: list[tuple[int, int, int, int]] = []
+    for row in zip(*columns, strict=True):
+        seed_, sample_, anchor_, index_ = row
+        place = (seed_, sample_, anchor_, index_ >> shift)
+        if place not in made:
+            counter = (index_ >> shift & _MASK, sample_ & _MASK, anchor_ & _MASK, stream)
+            made[place] = _scalar_rounds(*counter, seed_ & _MASK, seed_ >> 32 & _MASK)
+        blocks.append(made[place])
+    return shape, blocks, [index_ & ((1 << shift) - 1) for index_ in columns[3]]
+
+
+def _blocks(
+    seed: Tensor | int, sample: Tensor | int, stream: int, anchor: Tensor | int, block: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The four words of each block; shapes broadcast against each other but may differ."""
+    seed, sample, anchor = (
+        part
+        if isinstance(part, Tensor)
+        else torch.tensor(_signed(part), dtype=torch.int64, device=block.device)
+        for part in (seed, sample, anchor)
+    )
+    lane = torch.full((), stream, dtype=torch.int64, device=block.device)
+    low, high = seed & _MASK, seed >> 32 & _MASK
+    return _rounds(block & _MASK, sample & _MASK, anchor & _MASK, lane, low, high)
+
+
+def _rounds(
+    c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor, k0: Tensor, k1: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Ten rounds; the arguments only broadcast, so that equal words are computed once.
+
+    A product of two 32-bit words wraps in int64, but its bits are right. Words 1 and 3 and the
+    keys keep stray high bits, which the mask of the next round removes.
+    """
+    for _ in range(_NUM_ROUNDS):
+        product_0, product_2 = c0 * _MULTIPLIER_0, c2 * _MULTIPLIER_2
+        c0 = ((product_2 >> 32) ^ c1 ^ k0) & _MASK
+        c2 = ((product_0 >> 32) ^ c3 ^ k1) & _MASK
+        c1, c3 = product_2, product_0
+        k0, k1 = k0 + _WEYL_0, k1 + _WEYL_1
+    return c0, c1 & _MASK, c2, c3 & _MASK
+
+
+def _scalar_rounds(
+    c0: int, c1: int, c2: int, c3: int, k0: int, k1: int
+) -> tuple[int, int, int, int]:
+    """`_rounds` in Python integers."""
+    for _ in range(_NUM_ROUNDS):
+        product_0, product_2 = c0 * _MULTIPLIER_0, c2 * _MULTIPLIER_2
+        c0, c1 = (product_2 >> 32) ^ c1 ^ k0, product_2 & _MASK
+        c2, c3 = (product_0 >> 32) ^ c3 ^ k1, product_0 & _MASK
+        k0, k1 = k0 + _WEYL_0 & _MASK, k1 + _WEYL_1 & _MASK
+    return c0, c1, c2, c3
+
+
+def _uniform53(high: Tensor, low: Tensor) -> Tensor:
+    return ((high << 21 | low >> 11).double().add_(0.5)).mul_(2.0**-53).clamp_(max=_BELOW_ONE)
+
+
+def _gumbel(uniform: Tensor) -> Tensor:
+    return uniform.log_().neg_().log_().neg_()
+
+
+def _signed(word: int) -> int:
+    """64 bits as the int64 of the same bits."""
+    return word - 2**64 if word >= 2**63 else word
+
+
+def _record(
+    seed: Tensor | int, sample: Tensor | int, stream: int, anchor: Tensor | int, draw: Tensor
+) -> None:
+    ledger = _active.get()
+    assert ledger is not None
+    parts = [torch.as_tensor(_signed(p) if isinstance(p, int) else p) for p in (seed, sample)]
+    parts += [torch.tensor(stream), torch.as_tensor(anchor), draw]
+    columns = [part.flatten().tolist() for part in torch.broadcast_tensors(*parts)]
+    seeds = [seed % 2**64 for seed in columns[0]]
+    ledger.record(zip(seeds, *columns[1:], strict=True))

@@ -1,0 +1,38 @@
+"""A Llama read layer by layer, so that training may leave layers out and predict from early ones.
+
+Same arithmetic as the model's own forward without a cache; LayerSkip (Elhoushi et al. 2024) needs the steps apart.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def hidden_states(
+    model: nn.Module, tokens_BT: Tensor, *, skipped: Sequence[bool] = (), exit_layer: int | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Last hidden states `[B, T, D]` before the final norm, and those after `exit_layer` layers if asked for."""
+    body: Any = model.model
+    h_BTD = body.embed_tokens(tokens_BT)
+    positions_1T = torch.arange(tokens_BT.size(1)).unsqueeze(0)
+    rotary = body.rotary_emb(h_BTD, positions_1T)
+    early_BTD: Tensor | None = None
+    for i, layer in enumerate(body.layers):
+        if exit_layer == i:
+            early_BTD = h_BTD
+        if not (skipped and skipped[i]):
+            h_BTD = layer(h_BTD, attention_mask=None, position_ids=positions_1T, position_embeddings=rotary)
+    return h_BTD, early_BTD
+
+
+def logits(model: nn.Module, h_BTD: Tensor) -> Tensor:
+    """Logits `[B, T, V]` through the shared final norm and head."""
+    whole: Any = model
+    return whole.lm_head(whole.model.norm(h_BTD))
+
+
+def dropout_probabilities(layers: int, largest: float) -> list[float]:
+    """Each layer's chance to be left out, growing exponentially with depth from 0 to `largest` (LayerSkip, eq. 2)."""
+    return [largest * (2 ** (i / max(1, layers - 1)) - 1) for i in range(layers)]

@@ -1,0 +1,133 @@
+"""The loop shared by language modelling and distillation: steps, checkpoints, progress, resuming.
+
+A run is killed and resumed without a trace: everything a step draws follows from the seed and the step's number.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from outrider.train.optimise import Optimisers
+from outrider.train.recipe import Recipe
+from outrider.train.schedule import rate_factor
+from outrider.train.state import check_resumable, fingerprint, load_state, save_state
+
+CHECKPOINT_S = 120.0
+EVALUATE_STEPS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a run stands after a step; `perplexity` is the held-out one where it was just measured."""
+
+    step: int
+    steps: int
+    loss: float
+    perplexity: float | None
+    rate_tok_s: float
+    elapsed_s: float
+
+
+ProgressCallback = Callable[[Progress], None]
+
+
+class Objective(Protocol):
+    """What a step minimises."""
+
+    def backward(self, model: Any, step: int) -> float:
+        """Add the step's gradients to the model and return its loss."""
+        ...
+
+    def perplexity(self, model: Any) -> float:
+        """Held-out perplexity."""
+        ...
+
+    def state(self) -> dict[str, Tensor]:
+        """What cannot be derived from the seed and the step's number."""
+        ...
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Go on from another object's `state`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended: `finished` is False when its time was up first."""
+
+    finished: bool
+    step: int
+    tokens: int
+    elapsed_s: float
+    history: tuple[tuple[int, float], ...]
+
+
+def train(
+    model: Any,
+    objective: Objective,
+    recipe: Recipe,
+    folder: Path,
+    *,
+    resume: bool = True,
+    max_minutes: float | None = None,
+    progress: ProgressCallback | None = None,
+) -> Outcome:
+    """Run the recipe's steps on `model` in place, with a state file in `folder`."""
+    torch.set_num_threads(recipe.train.threads)
+    optimisers = Optimisers(model, recipe.train)
+    run = recipe.train
+    step, before_s, history = 0, 0.0, []
+    state = load_state(folder) if resume else None
+    if state is not None:
+        check_resumable(recipe, state, folder)
+        model.load_state_dict(state["model"])
+        optimisers.restore(state["optimisers"])
+        objective.restore(state["objective"])
+        step, before_s, history = state["step"], state["elapsed_s"], state["history"]
+
+    started = saved = time.monotonic()
+
+    def elapsed() -> float:
+        return before_s + time.monotonic() - started
+
+    def save() -> None:
+        save_state(
+            folder,
+            {
+                "fingerprint": fingerprint(recipe),
+                "total": [run.steps, run.decay_from, run.long_from],
+                "model": model.state_dict(),
+                "optimisers": optimisers.state(),
+                "objective": objective.state(),
+                "step": step,
+                "elapsed_s": elapsed(),
+                "history": history,
+            },
+        )
+
+    model.train()
+    while step < run.steps:
+        if max_minutes is not None and time.monotonic() - started > 60 * max_minutes:
+            break
+        step_started = time.monotonic()
+        loss = objective.backward(model, step)
+        optimisers.step(rate_factor(step, run))
+        step += 1
+        rate_tok_s = run.batch_tokens / (time.monotonic() - step_started)
+        history.append((step, loss))
+        perplexity = None
+        if step % EVALUATE_STEPS == 0 or step == run.steps:
+            perplexity = objective.perplexity(model)
+        if progress is not None:
+            progress(Progress(step, run.steps, loss, perplexity, rate_tok_s, elapsed()))
+        if time.monotonic() - saved > CHECKPOINT_S:
+            save()
+            saved = time.monotonic()
+    save()
+    model.eval()
+    return Outcome(step == run.steps, step, step * run.batch_tokens, elapsed(), tuple((s, x) for s, x in history))

@@ -1,0 +1,65 @@
+"""What every run starts from: the pinned corpus as token ids, and the tokenizer that made them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider.models.checkpoint import build_llama
+from outrider.models.tokenizer import END_OF_TEXT_ID, load_tokenizer, save_tokenizer, train_tokenizer
+from outrider.train.chance import generator
+from outrider.train.corpus import Corpus, load_corpus
+from outrider.train.recipe import ModelRecipe, Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Corpus and tokenizer; `train` and `held_out` are the documents' token ids."""
+
+    corpus: Corpus
+    tokenizer: Any
+    train: tuple[tuple[int, ...], ...]
+    held_out: tuple[tuple[int, ...], ...]
+
+
+def prepare(recipe: Recipe, folder: Path, manifest: Path) -> Prepared:
+    """Read the corpus and tokenize it; a tokenizer is trained unless `folder` already holds one."""
+    corpus = load_corpus(recipe.corpus, manifest)
+    if not (folder / "tokenizer.json").is_file():
+        trained = train_tokenizer((d.text for d in corpus.train), recipe.tokenizer.vocab_size)
+        save_tokenizer(trained, folder, recipe.model.max_positions)
+    tokenizer = load_tokenizer(folder)
+
+    def encode(texts: list[str]) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(e.ids) for e in tokenizer.encode_batch(texts))
+
+    return Prepared(
+        corpus,
+        tokenizer,
+        encode([d.text for d in corpus.train]),
+        encode([d.text for d in corpus.held_out]),
+    )
+
+
+def build_model(recipe: Recipe, vocab_size: int) -> Any:
+    """A fresh model of the recipe's shape."""
+    seed = int(generator(recipe.seed, "weights").initial_seed() % 2**31)
+    return build_llama(config_of(recipe.model, vocab_size), seed)
+
+
+def config_of(shape: ModelRecipe, vocab_size: int) -> dict[str, Any]:
+    """The keyword arguments of LlamaConfig."""
+    return {
+        "vocab_size": vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.ffn_size,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_size,
+        "max_position_embeddings": shape.max_positions,
+        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
+        "tie_word_embeddings": True,
+        "bos_token_id": END_OF_TEXT_ID,
+        "eos_token_id": END_OF_TEXT_ID,
+        "pad_token_id": END_OF_TEXT_ID,
+    }

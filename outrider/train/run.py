@@ -1,0 +1,84 @@
+"""One recipe from file to checkpoint folder."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from outrider.errors import InvalidConfig
+from outrider.models.checkpoint import load_llama, save_llama
+from outrider.models.tokenizer import END_OF_TEXT_ID
+from outrider.train.distil import Distillation, inherit_embeddings
+from outrider.train.lm import LanguageModelling
+from outrider.train.loop import Objective, Outcome, ProgressCallback, train
+from outrider.train.prepare import Prepared, build_model, prepare
+from outrider.train.recipe import Recipe, load_recipe
+
+STATE_FOLDER = "training"
+
+
+def recipe_path(path_or_name: str | Path) -> Path:
+    """The file of a recipe given by path, or by the name of one that outrider-models carries."""
+    path = Path(path_or_name)
+    if path.suffix == ".toml" or path.is_file():
+        return path
+    try:
+        import outrider_models  # The weights' distribution is optional, so it is looked for only when named.
+    except ImportError as error:
+        raise InvalidConfig(
+            f"no recipe file {path_or_name!s}, and no bundled recipes without outrider-models; "
+            "give the path of a TOML file, or pip install outrider-models"
+        ) from error
+    return outrider_models.recipe(str(path_or_name))
+
+
+def run_recipe(
+    path_or_name: str | Path,
+    *,
+    out: str | Path,
+    resume: bool = True,
+    max_minutes: float | None = None,
+    progress: ProgressCallback | None = None,
+) -> Outcome:
+    """Train what the recipe describes and write a checkpoint folder to `out`.
+
+    The state of the run lives in `out/training` and is resumed from there unless `resume` is False. When
+    `max_minutes` are over first, the state is saved and nothing else is written.
+    """
+    path = recipe_path(path_or_name)
+    recipe = load_recipe(path)
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    if recipe.distil is not None:
+        _copy_tokenizer(folder.parent / recipe.distil.target, folder)
+    prepared = prepare(recipe, folder, path.parent / recipe.corpus.manifest)
+    model = build_model(recipe, prepared.tokenizer.get_vocab_size())
+    objective = _objective(recipe, prepared, model, folder)
+    outcome = train(
+        model,
+        objective,
+        recipe,
+        folder / STATE_FOLDER,
+        resume=resume,
+        max_minutes=max_minutes,
+        progress=progress,
+    )
+    if outcome.finished:
+        save_llama(model, folder)
+    return outcome
+
+
+def _objective(recipe: Recipe, prepared: Prepared, model: Any, folder: Path) -> Objective:
+    """What the run minimises; a draft model starts from its target's embeddings."""
+    if recipe.distil is None:
+        return LanguageModelling(recipe, prepared.train, prepared.held_out, END_OF_TEXT_ID)
+    target = load_llama(folder.parent / recipe.distil.target)
+    inherit_embeddings(model, target, recipe.distil)
+    return Distillation(recipe, target, prepared.train, prepared.held_out, END_OF_TEXT_ID)
+
+
+def _copy_tokenizer(source: Path, folder: Path) -> None:
+    """A draft model speaks its target's tokens."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if not (source / name).is_file():
+            raise InvalidConfig(f"no target checkpoint at {source}; train the target there first")
+        shutil.copyfile(source / name, folder / name)

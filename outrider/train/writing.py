@@ -1,0 +1,23 @@
+"""Rows written by a model itself: the text on which a draft model is judged, and from which it learns."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@torch.no_grad()
+def continue_rows(model: Any, prompts_BT: Tensor, count: int, greedy_B: Tensor, draw: torch.Generator) -> Tensor:
+    """Prompts of one length and `count` tokens more, `[B, T + count]`.
+
+    Rows marked in `greedy_B` take the likeliest token, the others a token drawn at temperature 1.
+    """
+    tokens_BT = prompts_BT
+    read_BT, cache = prompts_BT, None
+    for _ in range(count):
+        out = model(read_BT, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        cache, logits_BV = out.past_key_values, out.logits[:, -1]
+        drawn_B = torch.multinomial(logits_BV.softmax(-1), 1, generator=draw).squeeze(1)
+        read_BT = torch.where(greedy_B, logits_BV.argmax(-1), drawn_B).unsqueeze(1)
+        tokens_BT = torch.cat([tokens_BT, read_BT], dim=1)
+    return tokens_BT

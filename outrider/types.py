@@ -1,0 +1,212 @@
+"""The records that travel outside the step: Request in, Delta and Completion out, and the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Sequenced
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from outrider.config import SamplingParams
+
+Source = Literal["draft", "correction", "bonus"]
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt and how it is to be continued.
+
+    Attributes:
+        prompt: token ids, at least one.
+        sampling: the law and the end of the text.
+        sample: index among the `n` samples of the prompt; part of every noise address.
+        rule: verification rule of this request; None chooses by `sampling`.
+        depth: tokens drafted per round at most; 0 switches speculation off for this request.
+    """
+
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    sample: int = 0
+    rule: str | None = None
+    depth: int | None = None
+
+
+@dataclass(slots=True)
+class SpeculativeMetrics:
+    """Counts of speculation and what they mean; `definitions()` spells every figure out.
+
+    Counts cover what was kept after stop rules. A round without a draft counts in `plain_rounds`
+    alone, so that acceptance figures speak of speculation only.
+    """
+
+    rounds: int = 0
+    plain_rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    committed: int = 0
+    drafted_per_pos: list[int] = field(default_factory=list[int])
+    accepted_per_pos: list[int] = field(default_factory=list[int])
+    alpha_sum: float = 0.0
+    tested: int = 0
+    prompt_tokens: int = 0
+    draft_s: float = 0.0
+    score_s: float = 0.0
+    verify_s: float = 0.0
+    commit_s: float = 0.0
+    wall_s: float = 0.0
+    cost_ratio: float = 0.125
+
+    def record_round(self, drafted: int, accepted: int, committed: int) -> None:
+        """Counts one round of one sequence: drafted, kept accepted and kept tokens in all."""
+        self.committed += committed
+        if drafted == 0:
+            self.plain_rounds += 1
+            return
+        self.rounds += 1
+        self.drafted += drafted
+        self.accepted += accepted
+        missing = drafted - len(self.drafted_per_pos)
+        self.drafted_per_pos.extend([0] * missing)
+        self.accepted_per_pos.extend([0] * missing)
+        for i in range(drafted):
+            self.drafted_per_pos[i] += 1
+            self.accepted_per_pos[i] += i < accepted
+
+    def record_alpha(self, total: float, tested: int) -> None:
+        """Adds min(1, p(x)/q(x)) summed over `tested` drafted tokens."""
+        self.alpha_sum += total
+        self.tested += tested
+
+    @property
+    def acceptance_rate(self) -> float:
+        """accepted / drafted; the token the target adds counts in neither. 0 without a draft."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted / rounds: tokens per speculative round, the target's own included."""
+        return 1.0 + self.accepted / self.rounds if self.rounds else 1.0
+
+    @property
+    def alpha(self) -> float:
+        """Mean of min(1, p(x)/q(x)) over drafted tokens whose prefix was accepted."""
+        return self.alpha_sum / self.tested if self.tested else 0.0
+
+    @property
+    def acceptance_per_pos(self) -> list[float]:
+        """Unconditional: P(position i accepted | position i drafted)."""
+        pairs = zip(self.accepted_per_pos, self.drafted_per_pos, strict=True)
+        return [accepted / drafted for accepted, drafted in pairs]
+
+    @property
+    def conditional_acceptance_per_pos(self) -> list[float]:
+        """P(position i accepted | positions before it accepted), up to the last one reached."""
+        reached = [self.rounds, *self.accepted_per_pos]
+        pairs = zip(self.accepted_per_pos, reached, strict=False)
+        return [accepted / before for accepted, before in pairs if before]
+
+    @property
+    def tokens_per_step_avg(self) -> float:
+        """committed / all rounds, plain ones included."""
+        steps = self.rounds + self.plain_rounds
+        return self.committed / steps if steps else 0.0
+
+    @property
+    def speedup_estimate(self) -> float:
+        """committed / (rounds + cost_ratio * drafted): speed-up over plain where a round costs one."""
+        cost = self.rounds + self.plain_rounds + self.cost_ratio * self.drafted
+        return self.committed / cost if cost else 1.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """committed / wall seconds, prompt reading included."""
+        return self.committed / self.wall_s if self.wall_s else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every count and figure, ready for JSON."""
+        return {
+            "rounds": self.rounds,
+            "plain_rounds": self.plain_rounds,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "committed": self.committed,
+            "prompt_tokens": self.prompt_tokens,
+            "acceptance_rate": self.acceptance_rate,
+            "mean_acceptance_length": self.mean_acceptance_length,
+            "alpha": self.alpha,
+            "acceptance_per_pos": self.acceptance_per_pos,
+            "conditional_acceptance_per_pos": self.conditional_acceptance_per_pos,
+            "tokens_per_step_avg": self.tokens_per_step_avg,
+            "speedup_estimate": self.speedup_estimate,
+            "tokens_per_s": self.tokens_per_s,
+            "draft_s": self.draft_s,
+            "score_s": self.score_s,
+            "verify_s": self.verify_s,
+            "commit_s": self.commit_s,
+            "wall_s": self.wall_s,
+        }
+
+    @classmethod
+    def definitions(cls) -> dict[str, str]:
+        """Name of each derived figure and its definition, for printing beside the numbers."""
+        names = (
+            "acceptance_rate",
+            "mean_acceptance_length",
+            "alpha",
+            "acceptance_per_pos",
+            "conditional_acceptance_per_pos",
+            "tokens_per_step_avg",
+            "speedup_estimate",
+            "tokens_per_s",
+        )
+        return {name: str(getattr(cls, name).__doc__) for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one round added to one text.
+
+    Attributes:
+        index: which sample of the prompt.
+        text: the new text; whole characters only, and nothing a stop string may still take back.
+        token_ids: the new tokens.
+        sources: where each token came from: `draft` (guessed and accepted), `correction` (the
+            target's, in place of a rejected guess), `bonus` (the target's, after all guesses).
+        finish_reason: None while the text goes on.
+        stop_reason: the stop string or stop token id that ended the text; None for the end of text.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    sources: tuple[Source, ...]
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished text: the fields of its deltas put together, and the request's own metrics."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    sources: tuple[Source, ...]
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    stats: SpeculativeMetrics
+
+    @classmethod
+    def of(cls, deltas: Sequenced[Delta], stats: SpeculativeMetrics) -> Completion:
+        """Joins the deltas of one finished text."""
+        last = deltas[-1]
+        assert last.finish_reason is not None
+        return cls(
+            index=last.index,
+            text="".join(delta.text for delta in deltas),
+            token_ids=tuple(token for delta in deltas for token in delta.token_ids),
+            sources=tuple(source for delta in deltas for source in delta.sources),
+            finish_reason=last.finish_reason,
+            stop_reason=last.stop_reason,
+            stats=stats,
+        )

@@ -1,0 +1,85 @@
+"""The shape contracts are really checked in this run, and cost nothing outside tests."""
+
+from __future__ import annotations
+
+import types
+
+import jaxtyping
+import pytest
+import torch
+from tests import shapes
+
+from outrider.decoding import RoundNoise, Verdict, check_logits, processed_probs
+from outrider.noise import philox4x32
+
+TOY = '''
+from __future__ import annotations
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from torch import Tensor
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+def same_width(p_BV: Float[Tensor, "B V"], q_BV: Float[Tensor, "B V"]) -> Float[Tensor, "B"]:
+    return p_BV[:, 0]
+
+def lies(p_BV: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+    return p_BV.sum(1)
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    p_V: Float[Tensor, "V"]
+    q_V: Float[Tensor, "V"]
+
+    def dot(self, r_V: Float[Tensor, "V"]) -> Float[Tensor, ""]:
+        return (self.p_V * r_V).sum()
+
+    @classmethod
+    def of(cls, p_V: Float[Tensor, "V"]) -> Pair:
+        return cls(p_V, p_V)
+'''
+
+
+@pytest.fixture
+def toy() -> types.ModuleType:
+    module = types.ModuleType("toy")
+    exec(compile(TOY, "toy.py", "exec"), module.__dict__)
+    shapes.check_module(module, TOY)
+    return module
+
+
+def test_right_shapes_pass(toy: types.ModuleType) -> None:
+    assert toy.same_width(torch.ones(2, 3), torch.ones(2, 3)).shape == (2,)
+    assert toy.Pair.of(torch.ones(3)).dot(torch.ones(3)) == 3
+
+
+def test_wrong_shapes_are_caught(toy: types.ModuleType) -> None:
+    wrong = [
+        lambda: toy.same_width(torch.ones(2, 3), torch.ones(2, 4)),
+        lambda: toy.same_width(torch.ones(2, 3).long(), torch.ones(2, 3)),
+        lambda: toy.lies(torch.ones(2, 3)),
+        lambda: toy.Pair(torch.ones(2), torch.ones(3)),
+        lambda: toy.Pair.of(torch.ones(2, 2)),
+    ]
+    for call in wrong:
+        with pytest.raises(jaxtyping.TypeCheckError):
+            call()
+
+
+def test_the_package_is_checked() -> None:
+    assert "processed_probs" in shapes.checked["outrider.decoding.laws"]
+    assert "philox4x32" in shapes.checked["outrider.noise"]
+    with pytest.raises(jaxtyping.TypeCheckError):
+        check_logits(torch.ones(2, 3, 4))
+    with pytest.raises(jaxtyping.TypeCheckError):
+        processed_probs(torch.ones(5))
+    with pytest.raises(jaxtyping.TypeCheckError):
+        Verdict(torch.zeros(2, dtype=torch.int64), torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(jaxtyping.TypeCheckError):
+        philox4x32(torch.zeros(4), torch.zeros(2))
+
+
+def test_the_package_works_under_the_checks() -> None:
+    assert check_logits(torch.ones(2, 3)).tolist() == [True, True]
+    zeros = torch.zeros(2, dtype=torch.int64)
+    assert len(RoundNoise(zeros, zeros, zeros).of(zeros).seed_B) == 2
