@@ -1,1 +1,1 @@
-"""Measuring: inflated copies of a pair, paired timing, intervals, and the tables that report them."""
+"""Measuring: inflated copies of a pair, paired timing, intervals, and tables that report them."""

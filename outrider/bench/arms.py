@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,56 +13,88 @@ from outrider.bench.paired import Arm, Run
 from outrider.config import SamplingParams
 from outrider.drafters import Drafter
 from outrider.llm import LLM
-from outrider.models.base import Target
+from outrider.models.hf import HuggingFaceTarget
 from outrider.models.text import TextTokenizer
 from outrider.types import SpeculativeMetrics
 
 
-class Decoder:
-    """An LLM as an arm: `max_tokens` greedy tokens a prompt, the end of text ignored so that all are equal work.
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Counts of speculation: rounds with a draft, tokens drafted, tokens accepted."""
 
-    `stats` holds the metrics of every text since `forget`.
-    """
+    rounds: int
+    drafted: int
+    accepted: int
+
+    @property
+    def rate(self) -> float:
+        """The share accepted / drafted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def mean_length(self) -> float:
+        """1 + accepted / rounds: tokens per round, the target's own included."""
+        return 1.0 + self.accepted / self.rounds if self.rounds else 1.0
+
+
+class Decoder:
+    """An LLM as an arm: `max_tokens` greedy tokens a prompt, ends of text ignored: equal work."""
 
     def __init__(
-        self, name: str, target: Target, tokenizer: TextTokenizer, drafter: Drafter, *, k: int, max_tokens: int
+        self,
+        name: str,
+        target: HuggingFaceTarget,
+        tokenizer: TextTokenizer,
+        drafter: Drafter,
+        *,
+        k: int,
+        max_tokens: int,
     ) -> None:
-        self.arm = Arm(name, self._decode)
+        self.arm = Arm(name, self.decode)
         self.max_tokens = max_tokens
-        self.stats: list[SpeculativeMetrics] = []
-        self._llm = LLM(target, tokenizer, drafter, k=k)  # pyright: ignore[reportArgumentType]
+        self._llm = LLM(target, tokenizer, drafter, k=k)
+        self._before = self._counts()
 
-    def forget(self) -> None:
-        """Drop the metrics so far."""
-        self.stats.clear()
+    @property
+    def metrics(self) -> SpeculativeMetrics:
+        """Everything decoded so far, warming up included."""
+        return self._llm.metrics
 
     def warm(self, prompt: Sequence[int], num_tokens: int = 8) -> None:
-        """Decode a little, untimed: pools grow and first calls are paid."""
+        """Decode a little, untimed and uncounted: pools grow and first calls are paid."""
         self._llm.generate([list(prompt)], _greedy(num_tokens))
+        self._before = self._counts()
 
-    def _decode(self, prompt: Sequence[int]) -> Run:
+    def decode(self, prompt: Sequence[int]) -> Run:
+        """Decode one prompt and time it."""
         start = time.perf_counter()
-        deltas, first = [], 0.0
+        tokens: list[int] = []
+        first = 0.0
         for delta in self._llm.stream(list(prompt), _greedy(self.max_tokens)):
             first = first or time.perf_counter() - start
-            deltas.append(delta)
-        total = time.perf_counter() - start
-        return Run(tuple(token for delta in deltas for token in delta.token_ids), first, total)
+            tokens += delta.token_ids
+        return Run(tuple(tokens), first, time.perf_counter() - start)
 
-    def metrics(self, prompts: Sequence[Sequence[int]]) -> list[SpeculativeMetrics]:
-        """The acceptance counts of each prompt's greedy text."""
-        params = _greedy(self.max_tokens)
-        return [self._llm.generate([list(prompt)], params)[0].stats for prompt in prompts]
+    def acceptance(self) -> Acceptance:
+        """The counts since warming up."""
+        now, before = self._counts(), self._before
+        return Acceptance(
+            now.rounds - before.rounds, now.drafted - before.drafted, now.accepted - before.accepted
+        )
+
+    def _counts(self) -> Acceptance:
+        metrics = self._llm.metrics
+        return Acceptance(metrics.rounds, metrics.drafted, metrics.accepted)
 
 
 class Generate:
-    """A transformers model's own greedy `generate` as an arm: its cache, its attention, its plain layers."""
+    """A transformers model's own greedy `generate` as an arm: its cache, attention and layers."""
 
     def __init__(self, name: str, model: Any, *, max_tokens: int) -> None:
         self.arm = Arm(name, self._decode)
         self._model = model
         self._max_tokens = max_tokens
-        # As with ignore_eos: every text has its full length.
+        # As ignore_eos does: every text has its full length.
         model.generation_config.eos_token_id = None
 
     def warm(self, prompt: Sequence[int], num_tokens: int = 8) -> None:

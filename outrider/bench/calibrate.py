@@ -1,8 +1,9 @@
-"""Cost ratio, draft size and draft length: measured on this machine, chosen before anything is compared.
+"""Cost ratio, draft size and draft length: measured here, chosen before anything is compared.
 
-The cost ratio c is one draft forward of one row over one target forward of one row. Both go through the path
-the engine uses, on a sequence of cached tokens, and one target forward is followed by several draft forwards,
-as in a round: a draft that stays in the processor's cache between them is meant to profit from it.
+The cost ratio c is one draft forward of one row over one target forward of one row. Both go through
+the path the engine uses, on a sequence of cached tokens, and one target forward is followed by
+several draft forwards, as in a round: a draft that stays in the processor's cache between them is
+meant to profit from it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -64,7 +66,7 @@ def cost_ratio(draft: Probe, target: Probe, rounds: int) -> float:
 
 
 def verify_costs(target: Probe, rounds: int, depth: int = MAX_DEPTH) -> list[float]:
-    """What a forward of 1..depth+1 rows costs in forwards of one row: medians of neighbouring pairs."""
+    """What a forward of 1..depth+1 rows costs in forwards of one row: medians over pairs."""
     found: list[list[float]] = [[] for _ in range(depth + 1)]
     target.time(depth + 1)
     for _ in range(rounds):
@@ -79,8 +81,9 @@ def choose_depth(
 ) -> tuple[int, float]:
     """The k of the largest expected speed-up, and that speed-up.
 
-    A round of k drafted tokens yields 1 + sum of P(position i accepted), i = 1..k, and costs k c plus a
-    forward of k + 1 rows (Leviathan et al. 2023, section 3.4, with measured acceptance and verify costs).
+    A round of k drafted tokens yields 1 + sum of P(position i accepted), i = 1..k, and costs k c
+    plus a forward of k + 1 rows (Leviathan et al. 2023, section 3.4, with measured acceptance and
+    verify costs).
     """
     best = (1, 0.0)
     most = min(len(acceptance_per_pos), len(verify) - 1)
@@ -89,7 +92,9 @@ def choose_depth(
         if gain > best[1]:
             best = (k, gain)
     if best[1] == 0.0:
-        raise InvalidConfig("no draft position was measured; give prompts that leave room for drafts")
+        raise InvalidConfig(
+            "no draft position was measured; give prompts that leave room for drafts"
+        )
     return best
 
 
@@ -116,10 +121,10 @@ def size_draft(
     seed: int,
     rounds: int,
 ) -> SizedDraft:
-    """Inflate the draft until its measured cost ratio is within 6 % of `wanted`, in at most five tries.
+    """Inflate the draft until its measured cost ratio is within 6 % of `wanted`, or five times.
 
-    The first width follows from the weights read; the next ones from the measured costs, which are close to
-    linear in the width. A draft that costs too much at its own width stays there.
+    The first width follows from the weights read; the next ones from the measured costs, which are
+    close to linear in the width. A draft that costs too much at its own width stays there.
     """
     own = size_of(small)
     num_layers = max(own.num_layers, round(wanted * target_layers))
@@ -145,13 +150,11 @@ def size_draft(
 
 def _width_of(small: nn.Module, num_layers: int, vocab: int, weights: float) -> int:
     """The feed-forward width at which a copy of the small model reads `weights` weights."""
-    config: object = small.config
-    hidden = getattr(config, "hidden_size")
-    width, layers = getattr(config, "intermediate_size"), getattr(config, "num_hidden_layers")
-    body = weights_read(small) - getattr(config, "vocab_size") * hidden
-    attention = body / layers - 3 * hidden * width
-    left = weights - vocab * hidden - num_layers * attention
-    return _step(left / (num_layers * 3 * hidden))
+    own, config = size_of(small), cast(Any, small.config)
+    body = weights_read(small) - own.vocab * config.hidden_size
+    attention = body / own.num_layers - 3 * config.hidden_size * own.feed_forward
+    left = weights - vocab * config.hidden_size - num_layers * attention
+    return _step(left / (num_layers * 3 * config.hidden_size))
 
 
 def _next_width(tried: Sequence[SizedDraft], wanted: float) -> int:

@@ -1,8 +1,8 @@
 """Inflated copies of a Llama: many more weights, all of them really read, and the same outputs.
 
-Extra blocks have zero output projections, wider feed-forwards zero down-projection columns, extra vocabulary
-rows never win; every other new weight is random. So text and acceptance are the small model's, and the cost
-of a forward is a large model's.
+Extra blocks have zero output projections, wider feed-forwards zero down-projection columns, extra
+vocabulary rows never win; every other new weight is random. So text and acceptance are the small
+model's, and the cost of a forward is a large model's.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from outrider.errors import InvalidConfig, ModelError
 
 EXTRA_ROW_SCALE = 1e-3
-"""Standard deviation of an extra vocabulary row around the mean row, in units of the real rows' own."""
+"""Deviation of an extra vocabulary row from the mean row, in units of the real rows' own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What an inflated copy grows to: blocks, width of the feed-forwards, rows of the vocabulary."""
+    """What an inflated copy grows to: blocks, feed-forward width, rows of the vocabulary."""
 
     num_layers: int
     feed_forward: int
@@ -34,8 +34,9 @@ class Size:
 class Faithfulness:
     """How an inflated copy's logits compare with the small model's, over `num_rows` rows of text.
 
-    `difference`: largest absolute difference over the largest absolute logit. `margin`: the smallest
-    distance from a row's best real logit down to its best extra one; inf without extra rows.
+    `difference`: largest absolute difference over the largest absolute logit. `margin`: the
+    smallest distance from a row's best real logit down to its best extra one; inf without extra
+    rows.
     """
 
     num_rows: int
@@ -52,8 +53,8 @@ def size_of(model: nn.Module) -> Size:
 def inflate(small: nn.Module, size: Size, seed: int) -> nn.Module:
     """A copy of the Llama `small` grown to `size`, in its dtype, deterministic in `seed`.
 
-    The embedding is untied from the output layer. Greedy text is the small model's; sampled text is not
-    where the vocabulary grew, because extra tokens get some mass.
+    The embedding is untied from the output layer. Greedy text is the small model's; sampled text is
+    not where the vocabulary grew, because extra tokens get some mass.
 
     Raises:
         InvalidConfig: a size below the small model's.
@@ -74,7 +75,7 @@ def inflate(small: nn.Module, size: Size, seed: int) -> nn.Module:
             if name == "lm_head.weight":
                 _fill_vocabulary(parameter, _output_rows(small), draw)
             elif name.endswith(("o_proj.weight", "down_proj.weight")):
-                # Written zeros, not fresh ones: untouched pages would share one page and cost no reading.
+                # Written zeros, not fresh ones: untouched pages share one and cost no reading.
                 _copy_corner(parameter.zero_(), source)
             elif parameter.dim() < 2:
                 _copy_corner(parameter.fill_(1.0), source)
@@ -102,7 +103,9 @@ def compare(small: nn.Module, big: nn.Module, texts: Sequence[Sequence[int]]) ->
     difference, largest, margin, rows = 0.0, 0.0, float("inf"), 0
     for text in texts:
         tokens = torch.tensor([list(text)])
-        wanted, found = (model(input_ids=tokens, use_cache=False).logits[0] for model in (small, big))
+        wanted, found = (
+            model(input_ids=tokens, use_cache=False).logits[0] for model in (small, big)
+        )
         largest = max(largest, float(wanted.abs().max()))
         difference = max(difference, float((found[:, :own] - wanted).abs().max()))
         if found.shape[1] > own:
@@ -110,7 +113,9 @@ def compare(small: nn.Module, big: nn.Module, texts: Sequence[Sequence[int]]) ->
             margin = min(margin, float(ahead.min()))
         rows += len(text)
     if margin <= 0:
-        raise ModelError(f"an extra vocabulary row comes within {margin:.3g} of winning; inflate with another seed")
+        raise ModelError(
+            f"an extra vocabulary row comes within {margin:.3g} of winning; inflate with another seed"
+        )
     return Faithfulness(rows, difference / largest, margin)
 
 
@@ -120,7 +125,7 @@ def _config(model: nn.Module) -> Any:
 
 
 def _empty(small: nn.Module, size: Size) -> nn.Module:
-    """A model of the wanted size whose weights hold nothing yet; its buffers are the small one's."""
+    """A model of the wanted size whose weights hold nothing yet, with the small one's buffers."""
     config = copy.deepcopy(_config(small))
     config.num_hidden_layers = size.num_layers
     config.intermediate_size = size.feed_forward
@@ -151,10 +156,10 @@ def _output_rows(small: nn.Module) -> Tensor:
 
 
 def _fill_vocabulary(parameter: Tensor, rows_VD: Tensor, draw: torch.Generator) -> None:
-    """Extra rows scatter closely around the mean of the real ones, so their logits lie near the mean logit.
+    """Extra rows scatter closely around the mean of the real ones: logits near the mean logit.
 
-    The mean never exceeds the maximum, whatever the final state is; rows near zero would win where all
-    real logits are negative.
+    The mean never exceeds the maximum, whatever the final state is; rows near zero would win where
+    all real logits are negative.
     """
     own = rows_VD.shape[0]
     parameter[:own] = rows_VD

@@ -48,7 +48,8 @@ class Machine:
 class Neighbours:
     """Measures the share of all processors that others take, from when it is made or read last.
 
-    None where the system does not tell (no /proc/stat). Time the hypervisor steals counts as others'.
+    None where the system does not tell (no /proc/stat). Time the hypervisor steals counts as
+    others'.
     """
 
     def __init__(self) -> None:
@@ -65,7 +66,7 @@ class Neighbours:
 
 
 def busy_now(seconds: float = 2.0) -> float:
-    """The others' share over the next seconds; the load average per processor where nothing else is known."""
+    """The others' share over the next seconds; where unknown, the load average per processor."""
     neighbours = Neighbours()
     time.sleep(seconds)
     share = neighbours.share()

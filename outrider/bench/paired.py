@@ -1,7 +1,7 @@
-"""Paired timing: several ways to decode the same prompts, in an order that cancels drift, and intervals.
+"""Paired timing: several ways to decode one prompt, in an order that cancels drift; intervals.
 
-A noisy machine moves by tens of percent between runs; ratios of neighbouring runs on the same prompt move
-far less, so a ratio is taken per prompt and the interval over prompts.
+A noisy machine moves by tens of percent between runs; ratios of neighbouring runs on the same
+prompt move far less, so a ratio is taken per prompt and the interval over prompts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Ratios over prompts: median, geometric mean, and the mean's bootstrap interval of 95 percent."""
+    """Ratios over prompts: median, geometric mean and its bootstrap interval of 95 percent."""
 
     num: int
     median: float
@@ -62,7 +62,7 @@ class Interval:
 
 
 def order(num_arms: int, prompt: int, mirrored: bool) -> list[int]:
-    """The arms' order on a prompt: A B C C B A when mirrored, else A B C on even and C B A on odd prompts."""
+    """The arms on a prompt: A B C C B A when mirrored, else A B C on even, C B A on odd prompts."""
     arms = list(range(num_arms))
     if mirrored:
         return arms + arms[::-1]
@@ -88,7 +88,7 @@ def measure(
 def ratios(
     base: Sequence[Sequence[Run]], other: Sequence[Sequence[Run]], *, decode_only: bool = False
 ) -> list[float]:
-    """Per prompt, how many times faster `other` is than `base`: tokens per second over its repetitions."""
+    """Per prompt, how many times faster `other` is than `base`, in tokens per second."""
     return [_rate(b, decode_only) / _rate(a, decode_only) for a, b in zip(base, other, strict=True)]
 
 

@@ -1,32 +1,36 @@
-"""Draws: the tokens of a drafter's laws, so that the law reported is the law sampled."""
+"""Draws: the one place where drafted tokens are drawn, so that the law reported is the law sampled."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
-from outrider import noise
-from outrider.decoding.laws import Law, inverse_cdf
-from outrider.decoding.rules import RoundNoise, Rule, gumbel_argmax
+from outrider.decoding.chain import RoundNoise
+from outrider.decoding.laws import Law
+from outrider.decoding.rules import Rule
 
 if TYPE_CHECKING:
-    from jaxtyping import Int
+    from jaxtyping import Int64
+    from torch import Tensor
 
 
 class Draws:
-    """Draws drafted tokens of one round: inverse cdf on the draft stream, or the shared Gumbel noise."""
+    """Draws the drafted tokens of one round.
 
-    def __init__(self, rule: Rule, noise_B: RoundNoise) -> None:
+    Args:
+        rule: decides how drafts are drawn: rules in law by inverse cdf on stream DRAFT, `coupled`
+            by the race on the target's own noise, `greedy` takes the likeliest token.
+        noise: the round's noise of B sequences.
+    """
+
+    def __init__(self, rule: Rule, noise: RoundNoise) -> None:
         self._rule = rule
-        self._noise = noise_B
+        self._noise = noise
 
-    def draw(self, law: Law, index: int, rows: Int[Tensor, "n"]) -> Int[Tensor, "n"]:
-        """Token `index` of the drafts of sequences `rows`, one per row of `law` (dense rows)."""
-        at = self._noise.of(rows)
-        if self._rule.seeded:
-            return gumbel_argmax(law.probs, at, rows.new_full(rows.shape, index))
-        points = noise.uniforms53(
-            at.seed_B, at.sample_B, noise.STREAM_DRAFT, at.anchor_B, rows.new_full(rows.shape, index)
-        )
-        return inverse_cdf(law.probs, points)
+    def draw(self, law: Law, index: int, rows: Int64[Tensor, " n"]) -> Int64[Tensor, " n"]:
+        """Token number `index` of the drafts of the sequences `rows`, one per row of `law`.
+
+        A law of one certain token is that token and uses no noise.
+        """
+        if law.ids is not None and law.ids.shape[1] == 1:
+            return law.ids.squeeze(1)
+        return self._rule.draw(law, self._noise.select(rows), index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -60,8 +61,9 @@ class Law:
         """`max(0, weights - law)`: what is left of the weights beyond this law, not normalised."""
         if self.ids is None:
             return (weights_RV - self.probs).clamp_(min=0)
-        minus = -self.probs.to(weights_RV.dtype)
-        return weights_RV.scatter_add(1, self.ids, minus).clamp_(min=0)
+        dtype = torch.promote_types(weights_RV.dtype, self.probs.dtype)
+        minus_RM = -self.probs.to(dtype)
+        return weights_RV.to(dtype).scatter_add(1, self.ids, minus_RM).clamp_(min=0)
 
     def argmax(self) -> Int64[Tensor, " R"]:
         """The likeliest token of each row, the first of several."""
@@ -104,7 +106,7 @@ def processed_probs(
     """
     scores_RV = logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
     temperature_R, top_k_R, top_p_R, min_p_R = (
-        torch.as_tensor(control, device=scores_RV.device).expand(len(scores_RV))
+        _per_row(control, scores_RV)
         for control in (temperature_R, top_k_R, top_p_R, min_p_R)
     )
     greedy_R = temperature_R == 0
@@ -116,6 +118,12 @@ def processed_probs(
     scores_RV = _on_rows(_top_p, scores_RV, top_p_R < 1, top_p_R)
     scores_RV = _on_rows(_min_p, scores_RV, min_p_R > 0, min_p_R)
     return torch.softmax(scores_RV, -1)
+
+
+def _per_row(control: Tensor | float, rows: Tensor) -> Tensor:
+    if not isinstance(control, Tensor):
+        control = torch.tensor(control, dtype=torch.float64)
+    return control.to(rows.device).expand(len(rows))
 
 
 def _with_greedy(
@@ -137,7 +145,9 @@ def _with_greedy(
     return probs_RV
 
 
-def _on_rows(step, scores_RV: Tensor, rows: Tensor, control_R: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+def _on_rows(
+    step: Callable[[Tensor, Tensor], Tensor], scores_RV: Tensor, rows: Tensor, control_R: Tensor
+) -> Tensor:
     """Applies one control where it is on; other rows are not touched."""
     if rows.all():
         return step(scores_RV, control_R)
@@ -163,20 +173,38 @@ def _min_p(scores_RV: Tensor, min_p_R: Tensor) -> Tensor:
 def _top_p(scores_RV: Tensor, top_p_R: Tensor) -> Tensor:
     """Cuts each row to its nucleus, sorting no more of it than may be in the nucleus.
 
-    Tokens below the m-th largest score go together when their mass is within what may be cut;
-    the cumulative sum of the rest starts from that mass.
+    What lies below a head of the row goes together when its mass is within what may be cut; the
+    cumulative sum over the head starts from that mass.
     """
     cut_R1 = (1 - top_p_R.double()).to(scores_RV.dtype)[:, None]
     probs_RV = torch.softmax(scores_RV, -1)
-    likely_RV, below_R1 = _head(scores_RV, probs_RV, cut_R1)
-    most = int(likely_RV.sum(-1).max())
-    # Ascending ids in front, so that a stable sort meets equals in the order of their ids.
-    ids_RM = likely_RV.to(torch.int8).sort(-1, descending=True, stable=True).indices[:, :most] \
-        if most < scores_RV.shape[1] else None
-    if ids_RM is None:
-        order_RM = scores_RV.sort(-1, stable=True).indices
-    else:
-        head_RM = scores_RV.gather(1, ids_RM).masked_fill(~likely_RV.gather(1, ids_RM), -torch.inf)
-        order_RM = ids_RM.gather(1, head_RM.sort(-1, stable=True).indices)
-    sorted_RM = probs_RV.gather(1, order_RM)
-    return scores_RV, sorted_RM, below_R1
+    head_RV, below_R1 = _head(scores_RV, probs_RV, cut_R1)
+    counts_R = head_RV.sum(-1)
+    rows, ids = head_RV.nonzero(as_tuple=True)  # ids ascend within a row: the order of ties
+    places = torch.arange(len(ids), device=ids.device) - (counts_R.cumsum(0) - counts_R)[rows]
+    # Padding at -inf sorts to the front with probability 0.
+    padded_RM = scores_RV.new_full((len(scores_RV), int(counts_R.max())), -torch.inf)
+    mass_RM = torch.zeros_like(padded_RM)
+    padded_RM[rows, places] = scores_RV[rows, ids]
+    mass_RM[rows, places] = probs_RV[rows, ids]
+    order_RM = padded_RM.sort(dim=-1, stable=True).indices
+    upto_RM = below_R1 + mass_RM.gather(1, order_RM).cumsum(-1, dtype=torch.float64)
+    keep_RM = upto_RM.to(scores_RV.dtype) > cut_R1
+    keep_RM[:, -1] = True
+    kept = torch.zeros_like(keep_RM).scatter_(1, order_RM, keep_RM)[rows, places]
+    out_RV = torch.full_like(scores_RV, -torch.inf)
+    out_RV[rows[kept], ids[kept]] = scores_RV[rows[kept], ids[kept]]
+    return out_RV
+
+
+def _head(scores_RV: Tensor, probs_RV: Tensor, cut_R1: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens that may be in the nucleus `[R, V]`, ties included, and the mass below them `[R, 1]`."""
+    size, width = _NUCLEUS_GUESS, scores_RV.shape[1]
+    while size < width:
+        least_R1 = scores_RV.topk(size, -1).values[:, -1:]
+        head_RV = (scores_RV >= least_R1) & (scores_RV > -torch.inf)
+        below_R1 = probs_RV.masked_fill(head_RV, 0).sum(-1, keepdim=True, dtype=torch.float64)
+        if (below_R1 < cut_R1).all():
+            return head_RV, below_R1
+        size *= 8
+    return scores_RV > -torch.inf, torch.zeros_like(cut_R1, dtype=torch.float64)

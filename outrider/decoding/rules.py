@@ -1,4 +1,10 @@
-"""Verification rules for chains: which drafted tokens are kept, and which token the target adds."""
+"""The chain rules: which drafted tokens stay, and the one token the target adds.
+
+`token` and `block` keep the target's law by rejection, `match` by drawing from the target alone;
+`coupled` and `greedy` give the very tokens of plain decoding. Row i of the target is the law after
+the first i drafted tokens. Laws come in float32 or float64; tests multiply in float64, where
+products of float32 numbers are exact.
+"""
 
 from __future__ import annotations
 
@@ -10,302 +16,276 @@ import torch
 from torch import Tensor
 
 from outrider import noise
-from outrider.decoding.laws import Law, inverse_cdf
+from outrider.decoding.chain import ChainDraft, RoundNoise, Verdict
+from outrider.decoding.laws import Law
+from outrider.decoding.sampling import gumbel_race, inverse_cdf
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
-
-
-@dataclass(frozen=True, slots=True)
-class RoundNoise:
-    """Where a round's noise is addressed: seeds, sample indices and anchors of B sequences, int64.
-
-    The anchor is the number of tokens settled when the round starts.
-    """
-
-    seed_B: Int[Tensor, "B"]
-    sample_B: Int[Tensor, "B"]
-    anchor_B: Int[Tensor, "B"]
-
-    def uniforms(self, stream: int, draw_BN: Int[Tensor, "B N"]) -> Float[Tensor, "B N"]:
-        """Uniforms of accept tests."""
-        return noise.uniforms(*self._columns(stream), draw_BN)
-
-    def uniforms53(self, stream: int, index_BN: Int[Tensor, "B N"]) -> Float[Tensor, "B N"]:
-        """Uniforms that draw tokens."""
-        return noise.uniforms53(*self._columns(stream), index_BN)
-
-    def _columns(self, stream: int) -> tuple[Tensor, Tensor, int, Tensor]:
-        return self.seed_B[:, None], self.sample_B[:, None], stream, self.anchor_B[:, None]
-
-    def of(self, members_n: Int[Tensor, "n"]) -> RoundNoise:
-        """The noise of some of the sequences."""
-        return RoundNoise(
-            self.seed_B[members_n], self.sample_B[members_n], self.anchor_B[members_n]
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ChainDraft:
-    """Drafted chains: `tokens_BK` int64 padded with 0, `lengths_B` int64, and their laws.
-
-    `law` has B*K rows (row b*K + i is the law of token i of sequence b); None = point masses.
-    """
-
-    tokens_BK: Int[Tensor, "B K"]
-    lengths_B: Int[Tensor, "B"]
-    law: Law | None = None
-
-    @property
-    def in_draft_BK(self) -> Tensor:
-        """Which entries are tokens and not padding, bool."""
-        depth = torch.arange(self.tokens_BK.shape[1])
-        return depth < self.lengths_B[:, None]
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What stays: `num_accepted_B` drafted tokens, and `token_B`, the one the target adds (int64)."""
-
-    num_accepted_B: Int[Tensor, "B"]
-    token_B: Int[Tensor, "B"]
+    from jaxtyping import Float, Int64
 
 
 class Rule(ABC):
-    """Keeps a prefix of each chain so that the output has exactly the target's law."""
+    """Decides how much of each drafted chain stays; exact for any drafter that reports its laws."""
 
     name: str
-    needs_draft_law: bool
-    """Whether the draft's laws are read."""
     needs_probs: bool = True
-    """Whether processed laws are read; otherwise anything of the same order will do, logits too."""
-    seeded: bool
-    """Exact per seed: the very tokens of plain decoding. Otherwise exact in law."""
+    """Whether target rows must be laws; where not, any scores of the same order will do."""
+    needs_draft_law: bool = False
+    """Whether the draft's laws enter the decision."""
+    seeded: bool = False
+    """Whether the text is a function of seed and target, the same as without speculation."""
 
     @abstractmethod
     def verify(
         self, draft: ChainDraft, target_BTV: Float[Tensor, "B T V"], noise: RoundNoise
     ) -> Verdict:
-        """Row i of the target is its law after i drafted tokens; T is K + 1."""
+        """The decision on B chains; `target_BTV` has K + 1 rows, those past a chain's end unread."""
+
+    def draw(self, law: Law, noise_n: RoundNoise, index: int) -> Int64[Tensor, " n"]:
+        """Drafted token `index` of n sequences, drawn from `law` the way this rule wants drafts."""
+        uniform = noise.uniforms53(
+            noise_n.seed_B, noise_n.sample_B, noise.STREAM_DRAFT, noise_n.anchor_B, index
+        )
+        column = inverse_cdf(law.probs, uniform)
+        return column if law.ids is None else law.ids.gather(1, column[:, None]).squeeze(1)
 
 
-def _leading(kept_BK: Tensor) -> Tensor:
-    """How many entries are true before the first that is not."""
-    return kept_BK.long().cumprod(1).sum(1)
+class _Rejection(Rule):
+    """Rules that test drafted tokens with uniforms and draw what is left of the target's law."""
 
-
-def _rows(target_BTV: Tensor, index_B: Tensor) -> Tensor:
-    return target_BTV[torch.arange(len(index_B)), index_B]
-
-
-class _Matching(Rule):
-    """Rules that compare the draft with tokens of the target's own: it always adds its own."""
-
-    needs_draft_law = False
-
-    def verify(
-        self, draft: ChainDraft, target_BTV: Float[Tensor, "B T V"], noise: RoundNoise
-    ) -> Verdict:
-        """Keeps drafted tokens while they are the target's own."""
-        own_BT = self._own(target_BTV, noise)
-        depth = draft.tokens_BK.shape[1]
-        same_BK = (draft.tokens_BK == own_BT[:, :depth]) & draft.in_draft_BK
-        accepted_B = _leading(same_BK)
-        return Verdict(accepted_B, own_BT.gather(1, accepted_B[:, None])[:, 0])
+    needs_draft_law = True
 
     @abstractmethod
-    def _own(self, target_BTV: Tensor, noise: RoundNoise) -> Tensor:
-        """The target's own token of every row, `[B, T]`."""
+    def sift(
+        self,
+        draft: ChainDraft,
+        target_BTV: Float[Tensor, "B T V"],
+        tests_BK: Float[Tensor, "B K"],
+    ) -> Sifted:
+        """How many tokens stay under the uniforms `tests_BK`, and what the target adds."""
+
+    def verify(self, draft: ChainDraft, target_BTV: Tensor, noise: RoundNoise) -> Verdict:
+        """Tests on stream ACCEPT, draw i for token i; the added token on EXTRA, index 0."""
+        sifted = self.sift(draft, target_BTV, _tests(noise, draft.tokens_BK.shape[1]))
+        return Verdict(sifted.num_accepted_B, inverse_cdf(sifted.weights_BV, _extra(noise)))
 
 
-class Greedy(_Matching):
-    """The largest entry of every row, the lowest id where several tie."""
+@dataclass(frozen=True, slots=True)
+class Sifted:
+    """Tokens kept `[B]` and the unnormalised law `[B, V]` of the token to add."""
+
+    num_accepted_B: Tensor
+    weights_BV: Tensor
+
+
+class TokenRule(_Rejection):
+    """Keeps token x while `u * q(x) < p(x)`, then adds one from `max(0, p - q)`.
+
+    Source: Leviathan, Kalman, Matias, ICML 2023; Chen et al., arXiv 2302.01318.
+    """
+
+    name = "token"
+
+    def sift(self, draft: ChainDraft, target_BTV: Tensor, tests_BK: Tensor) -> Sifted:
+        """`u = 0` never lets through what the target forbids; no division, no epsilon."""
+        p_BK, q_BK = _chain_probs(draft, target_BTV)
+        passed_BK = (tests_BK * q_BK < p_BK) & _within(draft)
+        return _sifted(draft, target_BTV, _run_length(passed_BK), None)
+
+
+class BlockRule(_Rejection):
+    """Tests prefixes of the chain, longest first; keeps the most any rule can keep of a chain.
+
+    With b[0] = 1 and b[i+1] = min(1, b[i] p(x_i)/q(x_i)), the prefix of length i passes when
+    `u[i-1] < h[i]`, where h at the chain's end is b and before it S / (S + 1 - b) for
+    S = sum max(0, b[i] P[i] - Q[i]). Source: Sun et al., ICLR 2025, arXiv 2403.10444.
+    """
+
+    name = "block"
+
+    def sift(self, draft: ChainDraft, target_BTV: Tensor, tests_BK: Tensor) -> Sifted:
+        """The longest prefix that passes stays; `max(0, b P - Q)` adds the token after it."""
+        log_b_BT = _log_block(draft, target_BTV)
+        passed_BK = (tests_BK < self._thresholds(draft, target_BTV, log_b_BT)) & _within(draft)
+        lengths_K = torch.arange(1, passed_BK.shape[1] + 1, device=passed_BK.device)
+        ends_BT = torch.nn.functional.pad(torch.where(passed_BK, lengths_K, 0), (1, 0))
+        return _sifted(draft, target_BTV, ends_BT.amax(1), log_b_BT.exp())
+
+    @staticmethod
+    def _thresholds(draft: ChainDraft, target_BTV: Tensor, log_b_BT: Tensor) -> Tensor:
+        """h of prefix lengths 1..K, `[B, K]`."""
+        num_texts, depth = draft.tokens_BK.shape
+        h_BK = log_b_BT[:, 1:].exp()
+        inner_BK = torch.arange(1, depth + 1, device=h_BK.device) < draft.lengths_B[:, None]
+        # Rows whose b is 0 are settled: nothing of the target is left at or behind them.
+        rows, ends = (inner_BK & (h_BK > 0)).nonzero(as_tuple=True)
+        if len(rows) == 0:
+            return h_BK
+        b_n = h_BK[rows, ends]
+        left_n = _excess(draft, rows * depth + ends + 1, b_n[:, None] * target_BTV[rows, ends + 1])
+        mass_n = left_n.sum(-1)
+        short_n = -torch.expm1(log_b_BT[rows, ends + 1])
+        # 0 / 0 happens only where the laws agree and everything before was kept: h is 1.
+        open_n = mass_n + short_n
+        h_BK[rows, ends] = torch.where(open_n > 0, mass_n / open_n, 1.0)
+        return h_BK
+
+
+class MatchRule(Rule):
+    """The target draws its own token at every row; drafted tokens stay while they are the same.
+
+    Source: the baseline of Miao et al. (SpecInfer), ASPLOS 2024.
+    """
+
+    name = "match"
+
+    def verify(self, draft: ChainDraft, target_BTV: Tensor, noise: RoundNoise) -> Verdict:
+        """Row i is drawn by inverse cdf on stream EXTRA, index i."""
+        num_texts, num_rows, width = target_BTV.shape
+        rows = torch.arange(num_rows, device=target_BTV.device)
+        uniform_BT = _extra(noise, rows)
+        drawn = inverse_cdf(target_BTV.reshape(-1, width), uniform_BT.flatten())
+        return _while_equal(draft, drawn.view(num_texts, num_rows))
+
+
+class GreedyRule(Rule):
+    """Drafted tokens stay while they are the target's argmax, the lowest id of several."""
 
     name = "greedy"
     needs_probs = False
     seeded = True
 
-    def _own(self, target_BTV: Tensor, noise: RoundNoise) -> Tensor:
-        return target_BTV.argmax(-1)
+    def verify(self, draft: ChainDraft, target_BTV: Tensor, noise: RoundNoise) -> Verdict:
+        """No noise is read."""
+        return _while_equal(draft, target_BTV.argmax(-1))
+
+    def draw(self, law: Law, noise_n: RoundNoise, index: int) -> Tensor:
+        """The law's likeliest token."""
+        return law.argmax()
 
 
-class Match(_Matching):
-    """Sample and match: the target's own draw of every row by inverse cdf."""
+class CoupledRule(Rule):
+    """Target and draft race on the same Gumbel noise; drafted tokens stay while both agree.
 
-    name = "match"
-    seeded = False
-
-    def _own(self, target_BTV: Tensor, noise: RoundNoise) -> Tensor:
-        num, rows, width = target_BTV.shape
-        index = torch.arange(rows).expand(num, rows)
-        points_BT = noise.uniforms53(STREAM_EXTRA, index)
-        return inverse_cdf(target_BTV.reshape(-1, width), points_BT.flatten()).view(num, rows)
-
-
-class Coupled(_Matching):
-    """Shared Gumbel noise (Daliri, Musco, Suresh 2024, section 3): the tokens of plain sampling.
-
-    The target's own token at a position is the argmax of log p + G, with G keyed by seed, position
-    and token id; a drafter that adds the same G to its own law guesses it often.
+    The text is that of plain sampling with the same seed, whatever was drafted.
+    Source: Daliri, Musco, Suresh, arXiv 2408.07978.
     """
 
     name = "coupled"
     seeded = True
 
-    def _own(self, target_BTV: Tensor, noise: RoundNoise) -> Tensor:
-        num, rows, width = target_BTV.shape
-        owner_R = torch.arange(num).repeat_interleave(rows)
-        ahead_R = torch.arange(rows).repeat(num)
-        return gumbel_argmax(target_BTV.reshape(-1, width), noise.of(owner_R), ahead_R).view(
-            num, rows
+    def verify(self, draft: ChainDraft, target_BTV: Tensor, noise: RoundNoise) -> Verdict:
+        """Row i races with the noise of position anchor + i on stream TARGET."""
+        num_texts, num_rows, width = target_BTV.shape
+        ahead = torch.arange(num_rows, device=target_BTV.device).repeat(num_texts)
+        wide = noise.select(
+            torch.arange(num_texts, device=ahead.device).repeat_interleave(num_rows)
+        )
+        # Rows past a chain's end are padding: an empty support costs no noise.
+        real = ahead.view(num_texts, num_rows) <= draft.lengths_B[:, None]
+        rows = target_BTV.reshape(-1, width)
+        if not real.all():
+            rows = rows.masked_fill(~real.reshape(-1, 1), 0)
+        drawn = gumbel_race(rows, None, wide.seed_B, wide.sample_B, wide.anchor_B + ahead)
+        return _while_equal(draft, drawn.view(num_texts, num_rows))
+
+    def draw(self, law: Law, noise_n: RoundNoise, index: int) -> Tensor:
+        """The race at position anchor + index with the draft's law."""
+        return gumbel_race(
+            law.probs, law.ids, noise_n.seed_B, noise_n.sample_B, noise_n.anchor_B + index
         )
 
 
-def gumbel_argmax(
-    probs_RV: Float[Tensor, "R V"], noise_R: RoundNoise, ahead_R: Int[Tensor, "R"]
-) -> Int[Tensor, "R"]:
-    """Each row's token under the shared noise of position anchor + ahead; noise on the support only."""
-    row_S, id_S = probs_RV.nonzero(as_tuple=True)
-    keys_S = probs_RV[row_S, id_S].double().log() + noise.gumbels(
-        noise_R.seed_B[row_S],
-        noise_R.sample_B[row_S],
-        (noise_R.anchor_B + ahead_R)[row_S],
-        id_S,
-    )
-    keys_RV = torch.full(probs_RV.shape, -torch.inf, dtype=torch.float64)
-    keys_RV[row_S, id_S] = keys_S
-    return keys_RV.argmax(-1)
-
-
-class Token(Rule):
-    """Token-wise rejection (Leviathan et al. 2023, theorem 3.5; Chen et al. 2023, theorem 1).
-
-    Drafted x is kept when u q(x) < p(x); the first that is not is replaced from max(0, p - q).
-    Tests are decided in float64, where products of float32 are exact.
-    """
-
-    name = "token"
-    needs_draft_law = True
-    seeded = False
-
-    def verify(
-        self, draft: ChainDraft, target_BTV: Float[Tensor, "B T V"], noise: RoundNoise
-    ) -> Verdict:
-        """Tests every token at once and keeps those before the first failure."""
-        p_BK, q_BK = _tested(draft, target_BTV)
-        u_BK = noise.uniforms(STREAM_ACCEPT, _draws(draft))
-        accepted_B = _leading((u_BK * q_BK < p_BK) & draft.in_draft_BK)
-        scale_B = torch.ones(len(accepted_B), dtype=torch.float64)
-        return Verdict(accepted_B, _extra(draft, target_BTV, accepted_B, scale_B, noise))
-
-
-class Block(Rule):
-    """Block verification (Sun et al. 2025, algorithm 2): the most accepted tokens of any rule in law.
-
-    With b_0 = 1, b_i = min(1, b_(i-1) p/q) and s_i the mass of max(0, b_i p - q), prefix i is a
-    candidate when u_i < s_i / (s_i + 1 - b_i), and the last when u < b; the longest candidate stays.
-    """
-
-    name = "block"
-    needs_draft_law = True
-    seeded = False
-
-    def verify(
-        self, draft: ChainDraft, target_BTV: Float[Tensor, "B T V"], noise: RoundNoise
-    ) -> Verdict:
-        """Tests every prefix at once and keeps the longest that passes."""
-        num, depth = draft.tokens_BK.shape
-        ones_B1 = torch.ones(num, 1, dtype=torch.float64)
-        if depth == 0:
-            accepted_B = torch.zeros(num, dtype=torch.int64)
-            return Verdict(
-                accepted_B, _extra(draft, target_BTV, accepted_B, ones_B1[:, 0], noise)
-            )
-        p_BK, q_BK = _tested(draft, target_BTV)
-        b_BT = torch.cat((ones_B1, reflected_walk(p_BK, q_BK)), 1)
-        s_BK = _residual_mass(draft, target_BTV, b_BT)
-        length_B1 = draft.lengths_B[:, None]
-        prefix_K = torch.arange(1, depth + 1)
-        # Column i tests the prefix of length i + 1; the whole chain's test has no residual to weigh.
-        weight_BK = torch.cat((s_BK[:, 1:], torch.zeros(num, 1, dtype=torch.float64)), 1)
-        whole_BK = prefix_K == length_B1
-        u_BK = noise.uniforms(STREAM_ACCEPT, _draws(draft))
-        rest_BK = torch.where(whole_BK, 0.0, weight_BK)
-        b_BK = b_BT[:, 1:]
-        bar_BK = torch.where(whole_BK, b_BK, rest_BK)
-        scale_BK = torch.where(whole_BK, 1.0, rest_BK + 1.0 - b_BK)
-        passed_BK = (u_BK * scale_BK < bar_BK) & draft.in_draft_BK
-        # 0/0: b is 1 and nothing is left over, so the prefix is certain to stay.
-        passed_BK |= (scale_BK == 0) & draft.in_draft_BK
-        accepted_B = torch.where(passed_BK, prefix_K, 0).amax(1)
-        scale_B = b_BT.gather(1, accepted_B[:, None])[:, 0]
-        return Verdict(accepted_B, _extra(draft, target_BTV, accepted_B, scale_B, noise))
-
-
-def reflected_walk(
-    p_BK: Float[Tensor, "B K"], q_BK: Float[Tensor, "B K"]
-) -> Float[Tensor, "B K"]:
-    """b_i = min(1, b_(i-1) p_i / q_i) with b_0 = 1, for all i at once, float64.
-
-    In logarithms it is a walk reflected at 0: its value is the sum so far less the largest sum so
-    far. A token with p = 0 ends the walk at 0; one with q = 0 < p lifts it to 1.
-    """
-    steps_BK = p_BK.double().log() - q_BK.double().log()
-    steps_BK = torch.where(p_BK <= 0, -torch.inf, steps_BK).clamp(max=1e6)
-    sums_BK = steps_BK.cumsum(1)
-    return (sums_BK - sums_BK.cummax(1).values.clamp_min(0.0)).exp()
-
-
-def _residual_mass(draft: ChainDraft, target_BTV: Tensor, b_BT: Tensor) -> Tensor:
-    """The mass of max(0, b_i p_i - q_i) for i below K, `[B, K]` float64."""
-    num, depth = draft.tokens_BK.shape
-    rows = target_BTV[:, :depth].reshape(num * depth, -1)
-    rest = _law(draft).excess(rows, b_BT[:, :depth].flatten())
-    return rest.sum(-1).view(num, depth)
-
-
-def _law(draft: ChainDraft) -> Law:
-    return Law.point(draft.tokens_BK.flatten()) if draft.law is None else draft.law
-
-
-def _tested(draft: ChainDraft, target_BTV: Tensor) -> tuple[Tensor, Tensor]:
-    """p and q of the drafted tokens, `[B, K]` float64."""
-    tokens_BK = draft.tokens_BK
-    depth = tokens_BK.shape[1]
-    p_BK = target_BTV[:, :depth].gather(2, tokens_BK[:, :, None])[:, :, 0].double()
-    return p_BK, _law(draft).prob_of(tokens_BK.flatten()).view(tokens_BK.shape)
-
-
-def _draws(draft: ChainDraft) -> Tensor:
-    num, depth = draft.tokens_BK.shape
-    return torch.arange(depth).expand(num, depth)
-
-
-def _extra(
-    draft: ChainDraft,
-    target_BTV: Tensor,
-    accepted_B: Tensor,
-    scale_B: Tensor,
-    noise: RoundNoise,
-) -> Tensor:
-    """The token the target adds: from max(0, scale p - q) after a rejection, else from p itself.
-
-    A residual without mass is left to rounding alone; the target's row then stands in for it.
-    """
-    rows_BV = _rows(target_BTV, accepted_B)
-    weights_BV = rows_BV.double()
-    rejected_n = (accepted_B < draft.lengths_B).nonzero()[:, 0]
-    if len(rejected_n):
-        at_n = rejected_n * draft.tokens_BK.shape[1] + accepted_B[rejected_n]
-        rest_nV = _law(draft).rows(at_n).excess(rows_BV[rejected_n], scale_B[rejected_n])
-        empty_n = rest_nV.sum(-1) <= 0
-        weights_BV[rejected_n] = torch.where(empty_n[:, None], weights_BV[rejected_n], rest_nV)
-    zeros_B1 = torch.zeros(len(accepted_B), 1, dtype=torch.int64)
-    return inverse_cdf(weights_BV, noise.uniforms53(STREAM_EXTRA, zeros_B1)[:, 0])
-
-
-STREAM_ACCEPT, STREAM_EXTRA = noise.STREAM_ACCEPT, noise.STREAM_EXTRA
-
 RULES: dict[str, Rule] = {
-    rule.name: rule for rule in (Greedy(), Match(), Token(), Block(), Coupled())
+    "greedy": GreedyRule(),
+    "match": MatchRule(),
+    "token": TokenRule(),
+    "block": BlockRule(),
+    "coupled": CoupledRule(),
 }
+
+
+def _tests(round_noise: RoundNoise, depth: int) -> Tensor:
+    """Uniforms `[B, K]` of the accept tests."""
+    return noise.uniforms(
+        round_noise.seed_B[:, None],
+        round_noise.sample_B[:, None],
+        noise.STREAM_ACCEPT,
+        round_noise.anchor_B[:, None],
+        torch.arange(depth, device=round_noise.seed_B.device),
+    )
+
+
+def _extra(round_noise: RoundNoise, index: Tensor | int = 0) -> Tensor:
+    """Uniforms of the added token: `[B]`, or `[B, T]` for a tensor of T indices."""
+    parts = round_noise.seed_B, round_noise.sample_B, round_noise.anchor_B
+    seed, sample, anchor = (p[:, None] for p in parts) if isinstance(index, Tensor) else parts
+    return noise.uniforms53(seed, sample, noise.STREAM_EXTRA, anchor, index)
+
+
+def _within(draft: ChainDraft) -> Tensor:
+    """Which entries of `tokens_BK` were drafted."""
+    depth = draft.tokens_BK.shape[1]
+    return torch.arange(depth, device=draft.tokens_BK.device) < draft.lengths_B[:, None]
+
+
+def _run_length(passed_BK: Tensor) -> Tensor:
+    """Number of leading True entries per row."""
+    return passed_BK.to(torch.int64).cumprod(1).sum(1)
+
+
+def _while_equal(draft: ChainDraft, target_tokens_BT: Tensor) -> Verdict:
+    """Keeps drafted tokens while they equal the target's, and adds the target's next."""
+    depth = draft.tokens_BK.shape[1]
+    equal_BK = (target_tokens_BT[:, :depth] == draft.tokens_BK) & _within(draft)
+    num_accepted_B = _run_length(equal_BK)
+    token_B = target_tokens_BT.gather(1, num_accepted_B[:, None]).squeeze(1)
+    return Verdict(num_accepted_B, token_B)
+
+
+def _chain_probs(draft: ChainDraft, target_BTV: Tensor) -> tuple[Tensor, Tensor]:
+    """p and q of every drafted token, `[B, K]` float64."""
+    tokens_BK = draft.tokens_BK
+    rows_BKV = target_BTV[:, : tokens_BK.shape[1]]
+    p_BK = rows_BKV.gather(2, tokens_BK[:, :, None]).squeeze(2).double()
+    if draft.law is None:
+        return p_BK, torch.ones_like(p_BK)
+    return p_BK, draft.law.prob_of(tokens_BK.flatten()).view_as(tokens_BK).double()
+
+
+def _log_block(draft: ChainDraft, target_BTV: Tensor) -> Tensor:
+    """log b of prefix lengths 0..K, `[B, K + 1]`: the walk of log p - log q, reflected at 0.
+
+    b = exp(S - max(0, running maximum of S)). Where p = 0 the walk is at -inf for good, where only
+    q = 0 (a drafter's rounding) it is carried far above 0.
+    """
+    p_BK, q_BK = _chain_probs(draft, target_BTV)
+    steps_BK = p_BK.log() - torch.where(q_BK > 0, q_BK, 1e-300).log()
+    walk_BT = torch.nn.functional.pad(steps_BK.cumsum(1), (1, 0))
+    return walk_BT - walk_BT.cummax(1).values
+
+
+def _sifted(
+    draft: ChainDraft, target_BTV: Tensor, num_accepted_B: Tensor, b_BT: Tensor | None
+) -> Sifted:
+    """The target's row after the kept tokens, less the draft's law where a token was refused."""
+    texts = torch.arange(len(num_accepted_B), device=num_accepted_B.device)
+    weights_BV = target_BTV[texts, num_accepted_B]
+    refused = (num_accepted_B < draft.lengths_B).nonzero().squeeze(1)
+    if len(refused) == 0:
+        return Sifted(num_accepted_B, weights_BV)
+    at = num_accepted_B[refused]
+    rows = weights_BV[refused]
+    scaled = rows if b_BT is None else b_BT[refused, at][:, None] * rows
+    left = _excess(draft, refused * draft.tokens_BK.shape[1] + at, scaled)
+    # No mass is left only where rounding refused a token of equal laws.
+    weights_BV = weights_BV.to(left.dtype)
+    weights_BV[refused] = torch.where(left.sum(-1, keepdim=True) > 0, left, rows.to(left.dtype))
+    return Sifted(num_accepted_B, weights_BV)
+
+
+def _excess(draft: ChainDraft, places: Tensor, weights_nV: Tensor) -> Tensor:
+    """`max(0, weights - q)` at the flat places of drafted tokens."""
+    law = draft.law
+    drawn_from = Law.point(draft.tokens_BK.flatten()[places]) if law is None else law.select(places)
+    return drawn_from.excess(weights_nV)

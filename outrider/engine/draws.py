@@ -22,7 +22,7 @@ class GroupDraws:
         self._noise = noise_B
         self._controls = controls
         self._width = vocab_size
-        self._needs_law = rule.needs_draft_law
+        self._rule = rule
         num_texts = len(controls.texts)
         self._tokens: list[list[int]] = [[] for _ in range(num_texts)]
         self._laws: list[list[Tensor]] = [[] for _ in range(num_texts)]
@@ -33,13 +33,17 @@ class GroupDraws:
         A row that is no law (NaN) is drafted from as if uniform: a bad guess costs speed only.
         """
         logits_nV = self._fit(logits_nV)
-        probs_nV = self._controls.probs(logits_nV, members, [index] * len(members))
-        law = Law.dense(probs_nV)
-        tokens = self._draws.draw(law, index, torch.tensor(members)).tolist()
+        ahead = [index] * len(members)
+        if not self._rule.needs_probs:
+            tokens = self._controls.masked(logits_nV, members, ahead).argmax(-1).tolist()
+            for member, token in zip(members, tokens, strict=True):
+                self._tokens[member].append(token)
+            return tokens
+        probs_nV = self._controls.probs(logits_nV, members, ahead)
+        tokens = self._draws.draw(Law.dense(probs_nV), index, torch.tensor(members)).tolist()
         for row, (member, token) in enumerate(zip(members, tokens, strict=True)):
             self._tokens[member].append(token)
-            if self._needs_law:
-                self._laws[member].append(probs_nV[row])
+            self._laws[member].append(probs_nV[row])
         return tokens
 
     def _fit(self, logits_nV: Tensor) -> Tensor:
@@ -54,7 +58,7 @@ class GroupDraws:
     def drawn(self) -> ChainDraft:
         """The chains sampled this round and, where the rule needs them, their laws."""
         lengths, tokens_BK = _padded(self._tokens)
-        if not self._needs_law or tokens_BK.shape[1] == 0:
+        if not self._rule.needs_probs or tokens_BK.shape[1] == 0:
             return ChainDraft(tokens_BK, lengths, None)
         return ChainDraft(tokens_BK, lengths, Law.dense(self._stacked(tokens_BK.shape[1])))
 
@@ -74,7 +78,7 @@ class GroupDraws:
         self, tokens: Sequenced[Sequenced[int]], logprobs: Sequenced[Sequenced[Tensor] | None]
     ) -> ChainDraft:
         """A foreign drafter's chains; a text whose laws are None drafted point masses."""
-        if all(rows is None for rows in logprobs) or not self._needs_law:
+        if all(rows is None for rows in logprobs) or not self._rule.needs_probs:
             return self.points(tokens)
         for member, (chain, rows) in enumerate(zip(tokens, logprobs, strict=True)):
             self._tokens[member] = list(chain)

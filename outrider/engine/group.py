@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outrider import noise
 from outrider.decoding import ChainDraft, RoundNoise, Rule, Verdict, check_logits
 from outrider.drafters.base import Drafter
 from outrider.engine.controls import Controls
@@ -41,7 +42,7 @@ class Group:
             rule=rule,
             depths=[max(0, min(text.depth, text.remaining - 1)) for text in texts],
             noise=RoundNoise(
-                seed_B=_key([text.seed for text in texts]),
+                seed_B=noise.as_key([text.seed for text in texts]),
                 sample_B=torch.tensor([text.request.sample for text in texts]),
                 anchor_B=torch.tensor([len(text.tokens) for text in texts]),
             ),
@@ -150,7 +151,3 @@ def _padded(rows_RV: Tensor, counts: Sequenced[int]) -> Tensor:
     parts = torch.split(rows_RV, list(counts))
     return torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True)
 
-
-def _key(seeds: list[int]) -> Tensor:
-    """64-bit seeds in int64: the same bits, read as signed."""
-    return torch.tensor([seed - 2**64 if seed >= 2**63 else seed for seed in seeds])

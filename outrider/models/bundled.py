@@ -9,7 +9,7 @@ from pathlib import Path
 from outrider.errors import InvalidConfig, MissingExtra
 
 PARTS = ("target", "draft")
-EVAL_SETS = ("code", "entropy", "foreign")
+EVAL_SETS = ("code", "prose", "foreign")
 
 
 def _package() -> Path:
@@ -36,8 +36,8 @@ def bundled_path(part: str) -> Path:
 
 
 def eval_prompts(name: str = "code") -> list[str]:
-    """Held-out prompts: `code`, `entropy` (prose and licences) or `foreign` (random identifiers)."""
+    """Held-out prompts: `code`, `prose` (docstrings and licences) or `foreign` (random identifiers)."""
     if name not in EVAL_SETS:
         raise InvalidConfig(f"eval set {name!r} does not exist; sets are {', '.join(EVAL_SETS)}")
     lines = (_package() / "eval" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line)["prompt"] for line in lines]
+    return [json.loads(line)["text"] for line in lines]

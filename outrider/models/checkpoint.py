@@ -1,6 +1,7 @@
 """Llama checkpoints in the usual Hugging Face folder layout: build, save in shards, load.
 
-Weights are stored at two bytes each and read back in float32, so what is evaluated is what is shipped.
+Weights are stored at two bytes each and read back in float32, so what is evaluated is what is
+shipped.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,10 +20,10 @@ SHARD_BYTES = "14MB"
 
 
 def build_llama(shape: Mapping[str, Any], seed: int) -> nn.Module:
-    """A Llama of `shape` (the keyword arguments of LlamaConfig) with weights drawn from `seed`, in float32.
+    """A float32 Llama of `shape` (arguments of LlamaConfig) with weights drawn from `seed`.
 
-    Matrices into a block have standard deviation 1/sqrt(fan-in), those out of it are zero: at the start every
-    block adds nothing and gradients flow through the residual alone.
+    Matrices into a block have standard deviation 1/sqrt(fan-in), those out of it are zero: at the
+    start every block adds nothing and gradients flow through the residual alone.
     """
     # The constructor's own draws would touch the global generator; they are overwritten below.
     with torch.random.fork_rng(devices=[]):
@@ -48,20 +49,27 @@ def save_llama(model: nn.Module, folder: Path, dtype: torch.dtype = torch.float1
     rounded.load_state_dict(model.state_dict())
     rounded.config.dtype = dtype
     end = whole.config.eos_token_id
-    rounded.generation_config = GenerationConfig(bos_token_id=end, eos_token_id=end, pad_token_id=end)
+    rounded.generation_config = GenerationConfig(
+        bos_token_id=end, eos_token_id=end, pad_token_id=end
+    )
     with _quiet():
         rounded.save_pretrained(folder, max_shard_size=SHARD_BYTES)
-    # safetensors writes for its owner alone; a checkpoint is to be read by whoever may read the folder.
+    # safetensors writes for its owner alone; a checkpoint is to be read by whoever may read the
+    # folder.
     for path in folder.glob("*.safetensors"):
         path.chmod(0o644)
 
 
 def load_llama(folder: Path) -> nn.Module:
-    """The model of a checkpoint folder in float32, ready for evaluation; ModelError when there is none."""
+    """The model of a checkpoint folder in float32; ModelError when there is none."""
     if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder} holds no config.json, so it is no model; give a checkpoint folder")
+        raise ModelError(
+            f"{folder} holds no config.json, so it is no model; give a checkpoint folder"
+        )
     with _quiet():
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="sdpa"
+        )
     return model.eval()
 
 

@@ -4,23 +4,26 @@ The model's code stays its own; only its attention implementation is set to "out
 values in block pools. What cannot be rolled back or does not go through that door is refused by name.
 """
 
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from outrider.cache import CacheManager
-from outrider.errors import InvalidConfig, ModelError, TokenOutOfRange
+from outrider.errors import InvalidConfig, ModelError, TokenOutOfRange, UnsupportedModel
 from outrider.models.attention_cpu import attend_cpu
-from outrider.models.attention_op import Forward, running
+from outrider.models.attention_op import Body, Forward, running
+from outrider.models.attention_strict import STRICT_BLOCK, StrictBody
 from outrider.models.base import Rows, Target
 from outrider.models.capability import check_by_looking, check_logits, check_trial, observe, own_logits, trial_tokens
-from outrider.models.packing import can_pack, pack_linears
+from outrider.models.packing import MIN_ELEMENTS, can_pack, pack_linears
 from outrider.models.plan import Plan, make_plan
 from outrider.models.registration import NAME, register
+from outrider.models.strict import STRICT_ROWS, rows_keep_their_bits, slab_linears
 
 
 class HuggingFaceTarget(Target):
@@ -50,6 +53,9 @@ class HuggingFaceTarget(Target):
         self._cache = CacheManager(cache_bytes)
         # A 4-D mask is handed through by every family unread, which saves making one in each forward.
         self._no_mask = torch.empty(1, 1, 1, 1, dtype=torch.bool, device=self.device)
+        self._picks_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._body: Body = attend_cpu
+        self._align, self._row_multiple = 1, 1
         self._adopt(pack)
 
     @classmethod
@@ -87,10 +93,25 @@ class HuggingFaceTarget(Target):
         self.model.set_attn_implementation(NAME)
         check_trial(self.model, observe(self.model, tokens))
         if pack and can_pack(self.device, self.dtype):
-            pack_linears(self.model)
+            pack_linears(self.model, 0 if self.strict else MIN_ELEMENTS)
+        if self.strict:
+            self._make_strict()
         seq = self.open(len(tokens))
         check_logits(self.model, self.score(Rows((seq,), (len(tokens),), tokens)), own)
         self.close(seq)
+
+    def _make_strict(self) -> None:
+        self._align, self._row_multiple = STRICT_BLOCK, STRICT_ROWS
+        self._body = StrictBody()
+        if rows_keep_their_bits(self):
+            return
+        slab_linears(self.model, STRICT_ROWS)
+        self._body = StrictBody(rows_at_once=STRICT_ROWS, whole=True)
+        if not rows_keep_their_bits(self):
+            raise UnsupportedModel(
+                f"strict=True cannot be kept by the {self.model.config.model_type} model in {self.dtype} here: a row's "
+                "logits depend on the rows beside it even in slabs of equal width; use strict=False"
+            )
 
     def open(self, reserve: int) -> int:
         """Return the handle of a new empty sequence."""
@@ -116,10 +137,11 @@ class HuggingFaceTarget(Target):
             ModelError: the cache is full.
         """
         self._check_tokens(rows.tokens_R)
-        plan = make_plan(self._cache, rows)
+        pad = -len(rows.tokens_R) % self._row_multiple
+        plan = make_plan(self._cache, rows, self.device, align=self._align, pad=pad)
         self._check_length(plan)
-        with running(Forward(self._cache, plan, attend_cpu)):
-            logits = self._forward(rows, plan)
+        with running(Forward(self._cache, plan, self._body)):
+            logits = self._forward(rows, plan, pad)
         for seq, span in zip(rows.seqs, plan.spans, strict=True):
             self._cache.stage(seq, span.num_rows, span.ancestors)
         return logits
@@ -136,20 +158,27 @@ class HuggingFaceTarget(Target):
         """Give back the sequence's blocks."""
         self._cache.close(seq)
 
-    def _forward(self, rows: Rows, plan: Plan) -> Tensor:
+    def _forward(self, rows: Rows, plan: Plan, pad: int) -> Tensor:
+        tokens = rows.tokens_R.to(self.device)
         inputs: dict[str, Any] = {
-            "input_ids": rows.tokens_R[None].to(self.device),
-            "position_ids": plan.positions[None].to(self.device),
+            "input_ids": (nn.functional.pad(tokens, (0, pad)) if pad else tokens)[None],
+            "position_ids": plan.positions[None],
             "attention_mask": self._no_mask,
             "use_cache": False,
         }
         wanted = rows.logits_rows
-        if wanted is not None and wanted.numel() == 0:
+        if wanted is None:
+            return self.model(**inputs).logits[0, : len(tokens)]
+        if wanted.numel() == 0:
             self.model.base_model(**inputs)
             return torch.empty(0, self.vocab_size, dtype=self.dtype, device=self.device)
-        if wanted is not None:
-            inputs["logits_to_keep"] = wanted.to(self.device)
-        return self.model(**inputs).logits[0]
+        wanted = wanted.to(self.device)
+        if not self._picks_rows:
+            return self.model(**inputs).logits[0, wanted]
+        # The output layer, too, keeps to the canonical row count.
+        missing = -len(wanted) % self._row_multiple
+        kept = torch.cat((wanted, wanted[-1:].expand(missing))) if missing else wanted
+        return self.model(**inputs, logits_to_keep=kept).logits[0, : len(wanted)]
 
     def _check_tokens(self, tokens_R: Tensor) -> None:
         low, high = tokens_R.aminmax() if tokens_R.numel() else (torch.zeros(()), torch.zeros(()))

@@ -17,13 +17,18 @@ from outrider.models.base import MAX_TREE_NODES, Rows
 
 @dataclass(frozen=True, slots=True)
 class Visible:
-    """The keys a span may see: tokens `first..n-1`; `hidden` (bool `[r, n - masked]`, None: nothing is
-    hidden) marks what a row must not see among tokens `masked..n-1`. Tokens `first..masked-1` are seen by
-    every row."""
+    """The keys a span may see: tokens `first..n-1`.
+
+    `hidden` (bool `[r, n - masked]`, None: nothing is hidden) marks what a row must not see among tokens
+    `masked..n-1`; tokens `first..masked-1` are seen by every row. `length` tokens are committed; `paths`
+    (None for a chain) are each row's own staged nodes, in order, wherever the window begins.
+    """
 
     first: int
     masked: int
     hidden: Tensor | None
+    length: int
+    paths: tuple[Tensor, ...] | None = None
 
 
 @dataclass(slots=True)
@@ -32,7 +37,8 @@ class Span:
 
     `length` tokens are committed, `slots` says where these, the rows staged before and the new rows lie;
     the span's own rows are tokens `slots.count - (last - first) .. slots.count - 1`. `positions` are the
-    positions of all staged rows, `ancestors` their bitmasks or None for a chain.
+    positions of all staged rows, `ancestors` their bitmasks; both None for a chain. What the rows see begins
+    at a multiple of `align`.
     """
 
     first: int
@@ -41,6 +47,8 @@ class Span:
     slots: Slots
     positions: Tensor | None
     ancestors: Tensor | None
+    align: int
+    device: torch.device
     _visible: dict[int | None, Visible] = field(default_factory=dict)
 
     @property
@@ -53,6 +61,13 @@ class Span:
         """Rows staged since the last commit, the span's own included."""
         return self.slots.count - self.length
 
+    @property
+    def lowest_position(self) -> int:
+        """The smallest position among the span's rows."""
+        if self.positions is None:
+            return self.slots.count - self.num_rows
+        return int(self.positions[-self.num_rows :].min())
+
     def visible(self, window: int | None) -> Visible:
         """Return what the rows see of the sequence under a sliding window (None: everything before them)."""
         found = self._visible.get(window)
@@ -61,30 +76,33 @@ class Span:
         return found
 
     def _work_out(self, window: int | None) -> Visible:
-        count, rows = self.slots.count, self.num_rows
+        count, rows, device = self.slots.count, self.num_rows, self.device
+        row = torch.arange(count - rows, count, device=device) if self.positions is None else self.positions[-rows:]
+        # The first key any row sees, moved back to where a block of the canonical order begins.
+        lowest = 0 if window is None else max(0, self.lowest_position - window + 1)
+        first = min(lowest, self.length) // self.align * self.align
+        cut = window is not None and count - first > window
         if self.ancestors is None:
-            first_row = count - rows
-            if window is None or count <= window:
-                if rows == 1:
-                    return Visible(0, count, None)
-                key, row = torch.arange(first_row, count), torch.arange(first_row, count)[:, None]
-                return Visible(0, first_row, key > row)
-            first = max(0, first_row - window + 1)
-            if rows == 1:
-                return Visible(first, count, None)
-            key, row = torch.arange(first, count), torch.arange(first_row, count)[:, None]
-            return Visible(first, first, (key > row) | (key <= row - window))
+            # A chain's committed and earlier staged rows are seen by all of its new ones.
+            masked = first if cut else count - rows
+            if rows == 1 and not cut:
+                return Visible(first, count, None, self.length)
+            key = torch.arange(masked, count, device=device)
+            hidden = key > row[:, None]
+            if cut:
+                hidden |= key <= row[:, None] - window
+            return Visible(first, masked, hidden, self.length)
         assert self.positions is not None
-        bits = self.ancestors[-rows:, None] >> torch.arange(self.num_staged) & 1
-        hidden = bits == 0
-        if window is None:
-            return Visible(0, self.length, hidden)
-        row = self.positions[-rows:, None]
-        first = max(0, int(row.min()) - window + 1)
-        first = min(first, self.length)
-        prefix = torch.arange(first, self.length) <= row - window
-        hidden |= self.positions <= row - window
-        return Visible(first, first, torch.cat((prefix, hidden), -1))
+        nodes = torch.arange(self.num_staged, device=device)
+        own = (self.ancestors[-rows:, None] >> nodes & 1).bool()
+        paths = tuple(torch.nonzero(path).flatten() for path in own)
+        hidden = ~own
+        masked = first if cut else self.length
+        if cut:
+            hidden |= self.positions <= row[:, None] - window
+            before = torch.arange(masked, self.length, device=device) <= row[:, None] - window
+            hidden = torch.cat((before, hidden), -1)
+        return Visible(first, masked, hidden, self.length, paths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +113,13 @@ class Plan:
     positions: Tensor
 
 
-def make_plan(cache: CacheManager, rows: Rows, pad: int = 0) -> Plan:
+def make_plan(
+    cache: CacheManager, rows: Rows, device: torch.device, *, align: int = 1, pad: int = 0
+) -> Plan:
     """Reserve slots for the rows and work out who sees what; stages nothing.
 
-    `pad` junk rows are added at the end with position 0 and no span: attention gives them zeros.
+    `pad` rows without a span follow at position 0: attention gives them zeros. What a span sees begins at
+    a multiple of `align` tokens.
 
     Raises:
         InvalidConfig: rows that contradict each other or the staged rows.
@@ -110,38 +131,43 @@ def make_plan(cache: CacheManager, rows: Rows, pad: int = 0) -> Plan:
     first = 0
     for seq, count in zip(rows.seqs, rows.counts, strict=True):
         last = first + count
-        own = None if rows.ancestors_R is None else rows.ancestors_R[first:last]
-        span = _span(cache, seq, first, last, own)
+        own = None if rows.ancestors_R is None else rows.ancestors_R[first:last].to(device)
+        nodes, places = _tree(cache, seq, count, own)
+        slots = cache.reserve(seq, count)
+        span = Span(first, last, cache.length(seq), slots, places, nodes, align, device)
         positions.append(_positions(span))
         spans.append(span)
         first = last
     if pad:
-        positions.append(torch.zeros(pad, dtype=torch.int64))
+        positions.append(torch.zeros(pad, dtype=torch.int64, device=device))
     return Plan(tuple(spans), positions[0] if len(positions) == 1 else torch.cat(positions))
 
 
-def _span(cache: CacheManager, seq: int, first: int, last: int, own: Tensor | None) -> Span:
+def _tree(
+    cache: CacheManager, seq: int, count: int, own: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return bitmasks and positions of all staged nodes with the new ones, None and None for a chain."""
     length, staged = cache.length(seq), cache.num_staged(seq)
     before = cache.ancestors(seq)
     if own is None and before is None:
-        return Span(first, last, length, cache.reserve(seq, last - first), None, None)
+        return None, None
     if own is None:
         raise InvalidConfig(
             f"sequence {seq} has a staged tree of {staged} nodes, and rows without ancestors continue a chain; "
             "give the rows' ancestors, or commit first"
         )
-    total = staged + last - first
+    total = staged + count
     if total > MAX_TREE_NODES:
         raise InvalidConfig(f"a tree of {total} staged nodes; at most {MAX_TREE_NODES} fit, draft fewer")
-    ancestors = torch.cat((chain_ancestors(staged) if before is None else before, own))
-    nodes = torch.arange(total)
-    if bool(((ancestors >> nodes) != 1).any()):
+    nodes = torch.arange(total, device=own.device)
+    ancestors = torch.cat((chain_ancestors(staged).to(own.device) if before is None else before, own))
+    bits = ancestors[:, None] >> nodes & 1
+    if bool((bits.diagonal() != 1).any()) or bool(torch.triu(bits, 1).any()):
         raise InvalidConfig(
             "a row's ancestors must hold the row itself as their highest bit; "
             "give bit j for the j-th row staged since the last commit"
         )
-    depth = (ancestors[:, None] >> nodes & 1).sum(-1)
-    return Span(first, last, length, cache.reserve(seq, last - first), length + depth - 1, ancestors)
+    return ancestors, length + bits.sum(-1) - 1
 
 
 def chain_ancestors(count: int) -> Tensor:
@@ -152,7 +178,7 @@ def chain_ancestors(count: int) -> Tensor:
 
 def _positions(span: Span) -> Tensor:
     if span.positions is None:
-        return torch.arange(span.slots.count - span.num_rows, span.slots.count)
+        return torch.arange(span.slots.count - span.num_rows, span.slots.count, device=span.device)
     return span.positions[-span.num_rows :]
 
 

@@ -13,15 +13,14 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_ID = 0
 
-# Line breaks and runs of spaces stand alone, so indentation is one token and a prompt that ends at a line
-# break splits as the same text does in training; a word takes one preceding sign or space with it.
-CODE_PATTERN = (
-    r"[\r\n]+|[ \t]{2,}|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s"
-)
+# Line breaks and runs of spaces stand alone, so indentation is one token and a prompt that ends at
+# a line break splits as the same text does in training; a word takes one preceding sign or space
+# with it.
+CODE_PATTERN = r"[\r\n]+|[ \t]{2,}|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s"
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A byte-level BPE tokenizer of exactly `vocab_size` tokens if the texts have so many merges."""
+    """A byte-level BPE tokenizer of `vocab_size` tokens, if the texts have so many merges."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
         [

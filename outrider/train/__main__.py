@@ -12,20 +12,36 @@ log = logging.getLogger(__name__)
 def report(p: Progress) -> None:
     """One line a step; the held-out perplexity where it was measured."""
     held_out = "" if p.perplexity is None else f"  held-out perplexity {p.perplexity:.2f}"
-    log.info("step %d/%d  loss %.3f  %.0f tok/s  %.0f s%s", p.step, p.steps, p.loss, p.rate_tok_s, p.elapsed_s, held_out)
+    log.info(
+        "step %d/%d  loss %.3f  %.0f tok/s  %.0f s%s",
+        p.step,
+        p.steps,
+        p.loss,
+        p.rate_tok_s,
+        p.elapsed_s,
+        held_out,
+    )
 
 
 def main() -> None:
     """Read the arguments and run."""
-    parser = argparse.ArgumentParser(prog="python -m outrider.train", description="Train the model of a recipe.")
+    parser = argparse.ArgumentParser(
+        prog="python -m outrider.train", description="Train the model of a recipe."
+    )
     parser.add_argument("recipe", help="a TOML file, or the name of a bundled recipe")
     parser.add_argument("--out", required=True, help="the folder of the checkpoint")
-    parser.add_argument("--max-minutes", type=float, default=None, help="stop and keep the state after so long")
+    parser.add_argument(
+        "--max-minutes", type=float, default=None, help="stop and keep the state after so long"
+    )
     parser.add_argument("--fresh", action="store_true", help="do not resume the run in the folder")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     run_recipe(
-        options.recipe, out=options.out, resume=not options.fresh, max_minutes=options.max_minutes, progress=report
+        options.recipe,
+        out=options.out,
+        resume=not options.fresh,
+        max_minutes=options.max_minutes,
+        progress=report,
     )
 
 

@@ -1,4 +1,4 @@
-"""Chance of training: one generator per purpose and step, so a resumed run draws what the unbroken one drew."""
+"""Chance of training: one generator per purpose and step, so a resumed run draws the same."""
 
 import hashlib
 

@@ -1,7 +1,8 @@
 """The corpus: the sources of Python's own standard library, pinned file by file.
 
-The manifest records the interpreter's version and every file's sha256, its part being `train` or `held_out`.
-Another interpreter's files give other weights, so a difference is an error and never a silent substitute.
+The manifest records the interpreter's version and every file's sha256, its part being `train` or
+`held_out`. Another interpreter's files give other weights, so a difference is an error and never a
+silent substitute.
 """
 
 import hashlib
@@ -15,8 +16,10 @@ from pathlib import Path
 from outrider.errors import InvalidConfig
 from outrider.train.recipe import CorpusRecipe
 
-SKIPPED_FOLDERS = frozenset({"site-packages", "test", "tests", "idle_test", "__pycache__", "lib-dynload", "pydoc_data"})
-"""Tests are no ordinary code, site-packages no standard library, pydoc_data a generated table of texts."""
+SKIPPED_FOLDERS = frozenset(
+    {"site-packages", "test", "tests", "idle_test", "__pycache__", "lib-dynload", "pydoc_data"}
+)
+"""Tests are no ordinary code, site-packages is not the library, pydoc_data is generated."""
 
 MAX_SHOWN = 5
 
@@ -43,13 +46,17 @@ def stdlib_root() -> Path:
 
 
 def list_sources(root: Path, recipe: CorpusRecipe) -> dict[str, str]:
-    """Relative path -> part (`train` or `held_out`) of every source file the recipe reads, sorted."""
+    """Path -> part (`train` or `held_out`) of every source file the recipe reads, sorted."""
     parts: dict[str, str] = {}
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root).as_posix()
         folders = relative.split("/")[:-1]
         # The build's own settings differ from machine to machine and hold its paths.
-        if SKIPPED_FOLDERS.intersection(folders) or relative.startswith("_sysconfigdata") or folders[:1] == ["config"]:
+        if (
+            SKIPPED_FOLDERS.intersection(folders)
+            or relative.startswith("_sysconfigdata")
+            or folders[:1] == ["config"]
+        ):
             continue
         if folders and folders[0].startswith("config-"):
             continue
@@ -64,7 +71,7 @@ def list_sources(root: Path, recipe: CorpusRecipe) -> dict[str, str]:
 
 
 def _matches(relative: str, patterns: tuple[str, ...]) -> bool:
-    """Whether a path is one of the files, or lies in one of the folders (patterns ending in `/`)."""
+    """Whether a path is one of the files or lies in one of the folders (ending in `/`)."""
     return any(relative.startswith(p) if p.endswith("/") else relative == p for p in patterns)
 
 
@@ -78,14 +85,20 @@ def build_manifest(root: Path, recipe: CorpusRecipe) -> dict[str, object]:
 
 
 def load_corpus(recipe: CorpusRecipe, manifest_path: Path, root: Path | None = None) -> Corpus:
-    """The pinned corpus; InvalidConfig when this interpreter's files are not those of the manifest."""
+    """The pinned corpus; InvalidConfig when this interpreter's files are not the manifest's."""
     root = stdlib_root() if root is None else root
     if not manifest_path.is_file():
-        raise InvalidConfig(f"no corpus manifest at {manifest_path}; write one with outrider.train.write_manifest")
-    manifest: Mapping[str, Mapping[str, Mapping[str, str]]] = json.loads(manifest_path.read_text("utf-8"))
+        raise InvalidConfig(
+            f"no corpus manifest at {manifest_path}; write one with outrider.train.write_manifest"
+        )
+    manifest: Mapping[str, Mapping[str, Mapping[str, str]]] = json.loads(
+        manifest_path.read_text("utf-8")
+    )
     files = manifest["files"]
     found = list_sources(root, recipe)
-    pinned = {path: entry for path, entry in files.items() if recipe.max_files is None or path in found}
+    pinned = {
+        path: entry for path, entry in files.items() if recipe.max_files is None or path in found
+    }
     wrong = [
         path
         for path, entry in pinned.items()
@@ -93,11 +106,14 @@ def load_corpus(recipe: CorpusRecipe, manifest_path: Path, root: Path | None = N
     ]
     wrong += [path for path in found if path not in files]
     if wrong:
-        shown = ", ".join(sorted(wrong)[:MAX_SHOWN]) + (f" and {len(wrong) - MAX_SHOWN} more" if len(wrong) > MAX_SHOWN else "")
+        shown = ", ".join(sorted(wrong)[:MAX_SHOWN]) + (
+            f" and {len(wrong) - MAX_SHOWN} more" if len(wrong) > MAX_SHOWN else ""
+        )
         raise InvalidConfig(
-            f"the standard library of Python {platform.python_version()} is not the corpus of {manifest_path.name} "
-            f"(Python {manifest['python']}): {shown} differ; run Python {manifest['python']}, or pin your own "
-            "corpus with outrider.train.write_manifest and name it in the recipe (the weights will differ)"
+            f"the standard library of Python {platform.python_version()} is not the corpus of "
+            f"{manifest_path.name} (Python {manifest['python']}): {shown} differ; "
+            f"run Python {manifest['python']}, or pin your own corpus with "
+            "outrider.train.write_manifest and name it in the recipe (the weights will differ)"
         )
     documents = {part: [] for part in ("train", "held_out")}
     for path, entry in sorted(pinned.items()):

@@ -1,7 +1,7 @@
-"""Distillation: a draft model learns its target's laws, on the corpus and on rows the two models wrote themselves.
+"""Distillation: a draft model learns its target's laws, on the corpus and on their own text.
 
-What counts for speculation is agreement on the text the target writes, greedy and sampled; a corpus alone
-never shows the contexts a model runs itself into (Agarwal et al. 2024, Zhou et al. 2024).
+What counts for speculation is agreement on the text the target writes, greedy and sampled; a corpus
+alone never shows the contexts a model runs itself into (Agarwal et al. 2024, Zhou et al. 2024).
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from outrider.train import forward
 from outrider.train.chance import generator
@@ -21,9 +21,10 @@ from outrider.train.writing import continue_rows
 
 
 class Distillation:
-    """Forward Kullback-Leibler divergence and total variation from the target's law, at temperature 1.
+    """Forward divergence and total variation from the target's law, at temperature 1.
 
-    Every step reads corpus rows and, from a pool that is renewed as the run goes on, rows the models wrote.
+    Every step reads corpus rows and, from a pool that is renewed as the run goes on, rows the
+    models wrote.
     """
 
     def __init__(
@@ -35,7 +36,11 @@ class Distillation:
         end_id: int,
     ):
         assert recipe.distil is not None
-        self._recipe, self._distil, self._target = recipe, recipe.distil, target.eval().requires_grad_(False)
+        self._recipe, self._distil, self._target = (
+            recipe,
+            recipe.distil,
+            target.eval().requires_grad_(False),
+        )
         self._stream = TokenStream(train, end_id, recipe.seed)
         self._held_out = TokenStream(held_out, end_id, recipe.seed)
         length = self._distil.prompt_tokens + self._distil.continuation_tokens
@@ -53,7 +58,7 @@ class Distillation:
         self._pools = dict(state)
 
     def backward(self, model: Any, step: int) -> float:
-        """Add one step's gradients; the loss returned is the mean total variation, one minus acceptance."""
+        """Add one step's gradients; the loss returned is the total variation: 1 - acceptance."""
         if step % self._distil.refresh_steps == 0:
             self._renew_pools(model, step)
         batches = self._batches(step)
@@ -71,12 +76,12 @@ class Distillation:
         return held_out_perplexity(model, self._held_out, self._recipe.train.context)
 
     def _tv_weight(self, step: int) -> float:
-        """Total variation has no gradient where the laws are disjoint, so it joins when they are near."""
+        """Total variation has no gradient between disjoint laws, so it joins when they are near."""
         d, steps = self._distil, self._recipe.train.steps
         return d.tv_weight if step >= d.tv_from * steps else 0.0
 
     def _batches(self, step: int) -> list[Tensor]:
-        """The step's rows: corpus, target-written, draft-written, each of its share of the tokens."""
+        """The step's rows: target-written, draft-written, corpus, each its share of the tokens."""
         d, run = self._distil, self._recipe.train
         draw = generator(self._recipe.seed, "rows", step)
         context = context_at(step, run)
@@ -84,8 +89,12 @@ class Distillation:
         for name, share in (("target", d.target_share), ("draft", d.draft_share)):
             pool = self._pools[name]
             rows = round(share * run.batch_tokens / pool.size(1))
-            written.append(pool[torch.randint(len(pool), (rows,), generator=draw)] if len(pool) else pool[:0])
-        corpus_tokens = round((1 - d.target_share - d.draft_share) * run.batch_tokens) // context * context
+            written.append(
+                pool[torch.randint(len(pool), (rows,), generator=draw)] if len(pool) else pool[:0]
+            )
+        corpus_tokens = (
+            round((1 - d.target_share - d.draft_share) * run.batch_tokens) // context * context
+        )
         parts = [torch.cat(written)]
         if corpus_tokens:
             parts.append(self._stream.rows(step, corpus_tokens, context)[0])
@@ -97,10 +106,13 @@ class Distillation:
         ]
 
     def _renew_pools(self, model: Any, step: int) -> None:
-        """Let target and draft continue prompts from the training text; the oldest rows make room."""
+        """Let both models continue prompts from the training text; the oldest rows make room."""
         d = self._distil
         model.eval()
-        for name, writer, share in (("target", self._target, d.target_share), ("draft", model, d.draft_share)):
+        for name, writer, share in (
+            ("target", self._target, d.target_share),
+            ("draft", model, d.draft_share),
+        ):
             if share == 0:
                 continue
             draw = generator(self._recipe.seed, f"written by {name}", step)
@@ -114,14 +126,24 @@ class Distillation:
     def _prompts(self, rows: int, draw: torch.Generator) -> Tensor:
         """Stretches of the training text at random places."""
         starts = torch.randint(self._stream.epoch_tokens, (rows,), generator=draw).tolist()
-        return torch.stack([self._stream.read(start, self._distil.prompt_tokens) for start in starts])
+        return torch.stack(
+            [self._stream.read(start, self._distil.prompt_tokens) for start in starts]
+        )
 
 
 def distances(target: Any, draft: Any, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean forward divergence in nats and mean total variation between the two models' next-token laws."""
+    """Mean forward divergence in nats and mean total variation between next-token laws."""
     with torch.no_grad():
-        p_RV = forward.logits(target, forward.hidden_states(target, tokens_BT)[0]).flatten(0, 1).softmax(-1)
-    log_q_RV = forward.logits(draft, forward.hidden_states(draft, tokens_BT)[0]).flatten(0, 1).log_softmax(-1)
+        p_RV = (
+            forward.logits(target, forward.hidden_states(target, tokens_BT)[0])
+            .flatten(0, 1)
+            .softmax(-1)
+        )
+    log_q_RV = (
+        forward.logits(draft, forward.hidden_states(draft, tokens_BT)[0])
+        .flatten(0, 1)
+        .log_softmax(-1)
+    )
     divergence = F.kl_div(log_q_RV, p_RV, reduction="batchmean")
     variation = (p_RV - log_q_RV.exp()).clamp(min=0).sum(-1).mean()
     return divergence, variation
@@ -129,7 +151,7 @@ def distances(target: Any, draft: Any, tokens_BT: Tensor) -> tuple[Tensor, Tenso
 
 @torch.no_grad()
 def inherit_embeddings(draft: Any, target: Any, distil: DistilRecipe) -> None:
-    """Give the draft the principal components of the target's embeddings, as the final norm presents them."""
+    """Give the draft the principal components of the target's embeddings, final norm included."""
     if not distil.inherit_embeddings:
         return
     e_VD = target.model.embed_tokens.weight * target.model.norm.weight

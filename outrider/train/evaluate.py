@@ -1,4 +1,4 @@
-"""How well a pair agrees: acceptance of a draft model's law on the text its target writes, and both perplexities."""
+"""How well a pair agrees: acceptance of the draft's law on the text its target writes."""
 
 import json
 from collections import defaultdict
@@ -19,7 +19,7 @@ MAX_ROWS = 32
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One evaluation prompt: the share of its 8-grams of tokens that the training text contains is `overlap`."""
+    """One evaluation prompt; `overlap` is the share of its 8-grams that the training text has."""
 
     id: str
     source: str
@@ -30,10 +30,11 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Acceptance of single drafted tokens along the target's own continuations of `num_prompts` prompts.
+    """Acceptance of single tokens along the target's own continuations of the prompts.
 
-    `greedy`: share of tokens of greedy text that are the draft's likeliest too. `sampled`: mean over positions
-    of text drawn at temperature 1 of the sum over the vocabulary of min(p, q). `overlap`: mean overlap.
+    `greedy`: share of tokens of greedy text that are the draft's likeliest too. `sampled`: mean
+    over positions of text drawn at temperature 1 of the sum over the vocabulary of min(p, q).
+    `overlap`: mean overlap.
     """
 
     num_prompts: int
@@ -50,13 +51,21 @@ def load_prompts(path: Path) -> tuple[Prompt, ...]:
         try:
             prompts.append(Prompt(**json.loads(line)))
         except (TypeError, ValueError) as error:
-            raise InvalidConfig(f"line {number} of {path.name} is no prompt: {error}; write the file anew") from error
+            raise InvalidConfig(
+                f"line {number} of {path.name} is no prompt: {error}; write the file anew"
+            ) from error
     return tuple(prompts)
 
 
 @torch.no_grad()
 def agreement(
-    target: Any, draft: Any, tokenizer: Any, prompts: Sequence[Prompt], *, max_tokens: int = 64, seed: int = 0
+    target: Any,
+    draft: Any,
+    tokenizer: Any,
+    prompts: Sequence[Prompt],
+    *,
+    max_tokens: int = 64,
+    seed: int = 0,
 ) -> Agreement:
     """Acceptance over `max_tokens` tokens after each prompt, greedy and sampled."""
     by_length: dict[int, list[list[int]]] = defaultdict(list)

@@ -1,6 +1,7 @@
 """A Llama read layer by layer, so that training may leave layers out and predict from early ones.
 
-Same arithmetic as the model's own forward without a cache; LayerSkip (Elhoushi et al. 2024) needs the steps apart.
+Same arithmetic as the model's own forward without a cache; LayerSkip (Elhoushi et al. 2024) needs
+the steps apart.
 """
 
 from collections.abc import Sequence
@@ -11,9 +12,13 @@ from torch import Tensor, nn
 
 
 def hidden_states(
-    model: nn.Module, tokens_BT: Tensor, *, skipped: Sequence[bool] = (), exit_layer: int | None = None
+    model: nn.Module,
+    tokens_BT: Tensor,
+    *,
+    skipped: Sequence[bool] = (),
+    exit_layer: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Last hidden states `[B, T, D]` before the final norm, and those after `exit_layer` layers if asked for."""
+    """Hidden states `[B, T, D]` before the final norm, and those after `exit_layer` layers."""
     body: Any = model.model
     h_BTD = body.embed_tokens(tokens_BT)
     positions_1T = torch.arange(tokens_BT.size(1)).unsqueeze(0)
@@ -23,7 +28,9 @@ def hidden_states(
         if exit_layer == i:
             early_BTD = h_BTD
         if not (skipped and skipped[i]):
-            h_BTD = layer(h_BTD, attention_mask=None, position_ids=positions_1T, position_embeddings=rotary)
+            h_BTD = layer(
+                h_BTD, attention_mask=None, position_ids=positions_1T, position_embeddings=rotary
+            )
     return h_BTD, early_BTD
 
 
@@ -34,5 +41,5 @@ def logits(model: nn.Module, h_BTD: Tensor) -> Tensor:
 
 
 def dropout_probabilities(layers: int, largest: float) -> list[float]:
-    """Each layer's chance to be left out, growing exponentially with depth from 0 to `largest` (LayerSkip, eq. 2)."""
+    """Each layer's chance to be left out, from 0 to `largest` with depth (LayerSkip, eq. 2)."""
     return [largest * (2 ** (i / max(1, layers - 1)) - 1) for i in range(layers)]

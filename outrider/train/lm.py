@@ -1,4 +1,4 @@
-"""Language modelling with layer dropout and early exits, so that every depth of the model can predict."""
+"""Language modelling with layer dropout and early exits: every depth learns to predict."""
 
 import math
 from collections.abc import Sequence
@@ -6,27 +6,33 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from outrider.train import forward
 from outrider.train.chance import generator
 from outrider.train.recipe import Recipe
-from outrider.train.schedule import context_at
+from outrider.train.schedule import context_at, depth_at
 from outrider.train.stream import TokenStream
 
 PERPLEXITY_TOKENS = 16_384
 
 
 class LanguageModelling:
-    """Mean negative log-likelihood of the next token, in nats, plus the same through one early exit."""
+    """Mean negative log-likelihood of the next token, in nats, also through one early exit."""
 
-    def __init__(self, recipe: Recipe, train: Sequence[Sequence[int]], held_out: Sequence[Sequence[int]], end_id: int):
+    def __init__(
+        self,
+        recipe: Recipe,
+        train: Sequence[Sequence[int]],
+        held_out: Sequence[Sequence[int]],
+        end_id: int,
+    ):
         self._recipe = recipe
         self._stream = TokenStream(train, end_id, recipe.seed)
         self._held_out = TokenStream(held_out, end_id, recipe.seed)
 
     def backward(self, model: Any, step: int) -> float:
-        """Add one step's gradients; the loss returned is the full model's, without the early exit."""
+        """Add one step's gradients; the loss returned is that without the early exit."""
         run = self._recipe.train
         context = context_at(step, run)
         inputs_BT, targets_BT = self._stream.rows(step, run.batch_tokens, context)
@@ -35,12 +41,18 @@ class LanguageModelling:
         layers = len(model.model.layers)
         chance = forward.dropout_probabilities(layers, run.layer_dropout)
         draw = generator(self._recipe.seed, "layers", step)
+        depth = depth_at(step, run, layers)
         total = 0.0
         for i, (x_BT, y_BT) in enumerate(micro):
-            skipped = [u < p for u, p in zip(torch.rand(layers, generator=draw).tolist(), chance, strict=True)]
-            # One exit, in one micro-batch of the step: a head over every exit would cost more than the layers.
+            skipped = [
+                u < p
+                for u, p in zip(torch.rand(layers, generator=draw).tolist(), chance, strict=True)
+            ]
+            skipped[depth:] = [True] * (layers - depth)
+            # One exit, in one micro-batch of the step: a head over every exit would cost more than
+            # the layers.
             exit_layer = int(torch.randint(1, layers, (), generator=draw)) if layers > 1 else 1
-            with_exit = i == 0 and run.exit_weight > 0 and layers > 1
+            with_exit = i == 0 and run.exit_weight > 0 and depth == layers > 1
             h_BTD, early_BTD = forward.hidden_states(
                 model, x_BT, skipped=skipped, exit_layer=exit_layer if with_exit else None
             )
@@ -76,7 +88,7 @@ def held_out_perplexity(model: Any, held_out: TokenStream, context: int) -> floa
 
 @torch.no_grad()
 def perplexity(model: Any, inputs_BT: Tensor, targets_BT: Tensor) -> float:
-    """exp of the mean negative log-likelihood of the targets."""
+    """Exp of the mean negative log-likelihood of the targets."""
     losses = [
         next_token_loss(model, forward.hidden_states(model, x_BT)[0], y_BT)
         for x_BT, y_BT in zip(inputs_BT.split(4), targets_BT.split(4), strict=True)

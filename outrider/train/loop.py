@@ -1,6 +1,7 @@
 """The loop shared by language modelling and distillation: steps, checkpoints, progress, resuming.
 
-A run is killed and resumed without a trace: everything a step draws follows from the seed and the step's number.
+A run is killed and resumed without a trace: everything a step draws follows from the seed and the
+step's number.
 """
 
 import time
@@ -23,7 +24,7 @@ EVALUATE_STEPS = 100
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a run stands after a step; `perplexity` is the held-out one where it was just measured."""
+    """Where a run stands after a step; `perplexity` is held-out, where just measured."""
 
     step: int
     steps: int
@@ -130,4 +131,10 @@ def train(
             saved = time.monotonic()
     save()
     model.eval()
-    return Outcome(step == run.steps, step, step * run.batch_tokens, elapsed(), tuple((s, x) for s, x in history))
+    return Outcome(
+        step == run.steps,
+        step,
+        step * run.batch_tokens,
+        elapsed(),
+        tuple((s, x) for s, x in history),
+    )

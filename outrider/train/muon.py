@@ -1,7 +1,7 @@
-"""Muon: momentum whose update is orthogonalised, for the matrices inside the blocks (Jordan et al. 2024).
+"""Muon: orthogonalised momentum for the matrices inside the blocks (Jordan et al. 2024).
 
-torch.optim.Muon iterates in bfloat16, which processors without that format emulate at a quarter of the speed;
-this one iterates in the gradient's own dtype.
+torch.optim.Muon iterates in bfloat16, which processors without that format emulate at a quarter of
+the speed; this one iterates in the gradient's own dtype.
 """
 
 from collections.abc import Callable, Iterable
@@ -26,9 +26,15 @@ def orthogonalise(g_MN: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Nesterov momentum, orthogonalised; the rate of a tall matrix grows with the root of its aspect."""
+    """Nesterov momentum, orthogonalised; a tall matrix's rate grows with its aspect's root."""
 
-    def __init__(self, params: Iterable[Tensor], rate: float, momentum: float = 0.95, weight_decay: float = 0.0):
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        rate: float,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
+    ):
         super().__init__(params, {"lr": rate, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()

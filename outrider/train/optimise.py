@@ -1,4 +1,4 @@
-"""The two optimisers of a run: Muon for the matrices inside the blocks, AdamW for embeddings and norms."""
+"""The two optimisers of a run: Muon for the blocks' matrices, AdamW for the rest."""
 
 from typing import Any
 
@@ -16,9 +16,13 @@ class Optimisers:
         matrices: list[Tensor] = []
         vectors: list[Tensor] = []
         for name, parameter in model.named_parameters():
-            (matrices if parameter.dim() == 2 and "embed" not in name else vectors).append(parameter)
+            (matrices if parameter.dim() == 2 and "embed" not in name else vectors).append(
+                parameter
+            )
         self._muon = Muon(matrices, recipe.matrix_rate, weight_decay=recipe.weight_decay)
-        self._adam = torch.optim.AdamW(vectors, lr=recipe.vector_rate, betas=(0.9, 0.95), weight_decay=0.0)
+        self._adam = torch.optim.AdamW(
+            vectors, lr=recipe.vector_rate, betas=(0.9, 0.95), weight_decay=0.0
+        )
         self._rates = (recipe.matrix_rate, recipe.vector_rate)
 
     def step(self, factor: float) -> None:

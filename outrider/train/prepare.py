@@ -5,7 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from outrider.models.checkpoint import build_llama
-from outrider.models.tokenizer import END_OF_TEXT_ID, load_tokenizer, save_tokenizer, train_tokenizer
+from outrider.models.tokenizer import (
+    END_OF_TEXT_ID,
+    load_tokenizer,
+    save_tokenizer,
+    train_tokenizer,
+)
 from outrider.train.chance import generator
 from outrider.train.corpus import Corpus, load_corpus
 from outrider.train.recipe import ModelRecipe, Recipe
@@ -21,9 +26,9 @@ class Prepared:
     held_out: tuple[tuple[int, ...], ...]
 
 
-def prepare(recipe: Recipe, folder: Path, manifest: Path) -> Prepared:
+def prepare(recipe: Recipe, folder: Path, manifest: Path, root: Path | None = None) -> Prepared:
     """Read the corpus and tokenize it; a tokenizer is trained unless `folder` already holds one."""
-    corpus = load_corpus(recipe.corpus, manifest)
+    corpus = load_corpus(recipe.corpus, manifest, root)
     if not (folder / "tokenizer.json").is_file():
         trained = train_tokenizer((d.text for d in corpus.train), recipe.tokenizer.vocab_size)
         save_tokenizer(trained, folder, recipe.model.max_positions)

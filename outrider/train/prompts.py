@@ -1,7 +1,7 @@
-"""The three evaluation sets: held-out code, prose, and random identifiers, cut at exact token lengths.
+"""The three evaluation sets: held-out code, prose, random identifiers, at exact lengths.
 
-A prompt is kept only if its text splits into the very tokens it was cut from, so lengths are exact. The share
-of its 8-grams found in the training text is stored with it.
+A prompt is kept only if its text splits into the very tokens it was cut from, so lengths are exact.
+The share of its 8-grams found in the training text is stored with it.
 """
 
 import ast
@@ -39,7 +39,11 @@ def write_prompts(prepared: Prepared, folder: Path, seed: int) -> None:
         "foreign": [(_foreign(seed), NUM_FOREIGN)],
     }
     for name, kinds in sets.items():
-        prompts = [p for starts, count in kinds for p in _cut(starts, count, prepared.tokenizer, seen, seed)]
+        prompts = [
+            p
+            for starts, count in kinds
+            for p in _cut(starts, count, prepared.tokenizer, seen, seed)
+        ]
         named = [replace(p, id=f"{name}-{i:03}") for i, p in enumerate(prompts)]
         lines = (json.dumps(asdict(p), ensure_ascii=False) for p in named)
         (folder / f"{name}.jsonl").write_text("".join(line + "\n" for line in lines), "utf-8")
@@ -64,7 +68,8 @@ def _cut(
     found = 0
     for i in order:
         length = LENGTHS[found % len(LENGTHS)]
-        # A word is rarely longer than eight characters a token: what follows cannot change the first tokens.
+        # A word is rarely longer than eight characters a token: what follows cannot change the
+        # first tokens.
         ids = tokenizer.encode(starts[i].text[: 16 * length]).ids[:length]
         text = tokenizer.decode(ids)
         if len(ids) < length or tokenizer.encode(text).ids != ids:
@@ -104,7 +109,9 @@ def _docstrings(documents: Iterable[Document]) -> Iterator[Document]:
     """Long docstrings of held-out files."""
     for document in documents:
         for node in ast.walk(ast.parse(document.text)):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (
+                text := ast.get_docstring(node)
+            ):
                 yield Document(document.path, inspect.cleandoc(text))
 
 
@@ -139,4 +146,7 @@ def _foreign(seed: int) -> list[Document]:
         )
         return forms[pick(len(forms))]
 
-    return [Document("generated", "".join(line() + "\n" for _ in range(40))) for _ in range(4 * NUM_FOREIGN)]
+    return [
+        Document("generated", "".join(line() + "\n" for _ in range(40)))
+        for _ in range(4 * NUM_FOREIGN)
+    ]

@@ -11,7 +11,8 @@ from outrider.train.distil import Distillation, inherit_embeddings
 from outrider.train.lm import LanguageModelling
 from outrider.train.loop import Objective, Outcome, ProgressCallback, train
 from outrider.train.prepare import Prepared, build_model, prepare
-from outrider.train.recipe import Recipe, load_recipe
+from outrider.train.recipe import Recipe
+from outrider.train.recipe_file import load_recipe
 
 STATE_FOLDER = "training"
 
@@ -22,7 +23,7 @@ def recipe_path(path_or_name: str | Path) -> Path:
     if path.suffix == ".toml" or path.is_file():
         return path
     try:
-        import outrider_models  # The weights' distribution is optional, so it is looked for only when named.
+        import outrider_models  # Optional, so it is looked for only when named.
     except ImportError as error:
         raise InvalidConfig(
             f"no recipe file {path_or_name!s}, and no bundled recipes without outrider-models; "
@@ -41,8 +42,8 @@ def run_recipe(
 ) -> Outcome:
     """Train what the recipe describes and write a checkpoint folder to `out`.
 
-    The state of the run lives in `out/training` and is resumed from there unless `resume` is False. When
-    `max_minutes` are over first, the state is saved and nothing else is written.
+    The state of the run lives in `out/training` and is resumed from there unless `resume` is False.
+    When `max_minutes` are over first, the state is saved and nothing else is written.
     """
     path = recipe_path(path_or_name)
     recipe = load_recipe(path)

@@ -1,10 +1,10 @@
-"""The rate's course: linear warm-up, a constant phase, a linear decay to zero (WSD, Hu et al. 2024)."""
+"""The rate's course: warm-up, a constant phase, linear decay to zero (WSD, Hu et al. 2024)."""
 
 from outrider.train.recipe import TrainRecipe
 
 
 def rate_factor(step: int, recipe: TrainRecipe) -> float:
-    """What the rates are multiplied with in one step; in the constant phase it does not depend on `tokens`."""
+    """What a step multiplies the rates with; before the decay independent of `tokens`."""
     warm = min(1.0, (step + 1) / max(1, recipe.warmup_steps))
     if step < recipe.decay_from:
         return warm
@@ -14,3 +14,8 @@ def rate_factor(step: int, recipe: TrainRecipe) -> float:
 def context_at(step: int, recipe: TrainRecipe) -> int:
     """Row length in tokens of one step: the last `long_fraction` of the run reads long rows."""
     return recipe.long_context if step >= recipe.long_from else recipe.context
+
+
+def depth_at(step: int, recipe: TrainRecipe, layers: int) -> int:
+    """How many of the model's `layers` are read and trained in one step."""
+    return min([layers, *(depth for start, depth in recipe.growth if step >= start)][-1], layers)

@@ -1,4 +1,4 @@
-"""Training checkpoints: one file, replaced atomically, that holds everything a run needs to go on."""
+"""Training checkpoints: one file, replaced atomically, holding all a run needs to go on."""
 
 import os
 from dataclasses import asdict
@@ -14,7 +14,7 @@ STATE_FILE = "state.pt"
 
 
 def save_state(folder: Path, state: dict[str, Any]) -> None:
-    """Write the state; a kill at any moment leaves the old file or the new one, never half of one."""
+    """Write the state; a kill at any moment leaves the old file or the new one, whole."""
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = folder / (STATE_FILE + ".part")
     with unfinished.open("wb") as file:
@@ -31,21 +31,24 @@ def load_state(folder: Path) -> dict[str, Any] | None:
 
 
 def fingerprint(recipe: Recipe) -> dict[str, Any]:
-    """What of a recipe must not change under a resumed run: all but the total, from which the decay is counted."""
+    """What of a recipe must not change in a resumed run: all but the length of its phases."""
     table = asdict(recipe)
-    for key in ("tokens", "decay_fraction", "long_fraction", "threads"):
+    for key in ("tokens", "decay_fraction", "long_fraction", "growth", "threads"):
         del table["train"][key]
     return table
 
 
 def check_resumable(recipe: Recipe, state: dict[str, Any], folder: Path) -> None:
-    """InvalidConfig when the state was written by another recipe, or past the point that the change affects."""
+    """InvalidConfig when the state is another recipe's, or past what the change affects."""
     if state["fingerprint"] != fingerprint(recipe):
-        raise InvalidConfig(f"the run in {folder} was started by another recipe; give another folder, or resume=False")
+        raise InvalidConfig(
+            f"the run in {folder} was started by another recipe; "
+            "give another folder, or resume=False"
+        )
     total = state["total"]
     now = [recipe.train.steps, recipe.train.decay_from, recipe.train.long_from]
     if total != now and state["step"] > min(total[1], now[1], total[2], now[2]):
         raise InvalidConfig(
-            f"the run in {folder} is at step {state['step']}, past the constant phase of {total[0]} or {now[0]} steps; "
-            "its tokens can no longer change"
+            f"the run in {folder} is at step {state['step']}, past the constant phase of "
+            f"{total[0]} or {now[0]} steps; its tokens can no longer change"
         )

@@ -1,4 +1,4 @@
-"""The training text as one endless stream of tokens: every epoch all documents, in an order of its own."""
+"""The training text as one endless stream: every epoch all documents, in its own order."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -10,7 +10,7 @@ from outrider.train.chance import generator
 
 
 class TokenStream:
-    """Documents joined by end-of-text, epoch after epoch; a step's tokens follow from its number alone."""
+    """Documents joined by end-of-text, epoch after epoch; a step's number gives its tokens."""
 
     def __init__(self, documents: Sequence[Sequence[int]], end_id: int, seed: int):
         """`documents` are token ids; each is read with one `end_id` before it."""
@@ -20,7 +20,9 @@ class TokenStream:
         self._epoch = lru_cache(maxsize=2)(self._build_epoch)
 
     def _build_epoch(self, epoch: int) -> Tensor:
-        order = torch.randperm(len(self._documents), generator=generator(self._seed, "epoch", epoch))
+        order = torch.randperm(
+            len(self._documents), generator=generator(self._seed, "epoch", epoch)
+        )
         return torch.cat([self._documents[i] for i in order.tolist()])
 
     def read(self, start: int, count: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Rows written by a model itself: the text on which a draft model is judged, and from which it learns."""
+"""Rows written by a model itself: what a draft model is judged on, and learns from."""
 
 from typing import Any
 
@@ -7,7 +7,9 @@ from torch import Tensor
 
 
 @torch.no_grad()
-def continue_rows(model: Any, prompts_BT: Tensor, count: int, greedy_B: Tensor, draw: torch.Generator) -> Tensor:
+def continue_rows(
+    model: Any, prompts_BT: Tensor, count: int, greedy_B: Tensor, draw: torch.Generator
+) -> Tensor:
     """Prompts of one length and `count` tokens more, `[B, T + count]`.
 
     Rows marked in `greedy_B` take the likeliest token, the others a token drawn at temperature 1.

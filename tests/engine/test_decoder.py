@@ -67,7 +67,7 @@ def test_a_batch_gives_row_by_row_what_each_gives_alone(rule: str) -> None:
 def test_end_of_text_inside_an_accepted_run_ends_it() -> None:
     target = FixedDistTargetModel([0.0, 0.5, 0.5])
     config = SpeculativeDecoderConfig(k=4).with_eos(2)
-    for seed in range(30):
+    for seed in range(12):
         out = SpeculativeDecoder(target, target, config).generate([1], 30, seed=seed)
         assert 2 not in out[:-1] and (len(out) == 30 or out[-1] == 2)
         plain = SpeculativeDecoder(None, target, config).generate([1], 30, seed=seed)
@@ -78,7 +78,7 @@ def test_min_tokens_keeps_the_end_away() -> None:
     target = FixedDistTargetModel([0.1, 0.2, 0.7])
     config = SpeculativeDecoderConfig(k=4, sampling=SamplingParams(min_tokens=9)).with_eos(2)
     lengths = []
-    for seed in range(40):
+    for seed in range(15):
         out = SpeculativeDecoder(target, target, config).generate([1], 60, seed=seed)
         assert 2 not in out[:-1] and out == SpeculativeDecoder(None, target, config).generate(
             [1], 60, seed=seed
@@ -109,11 +109,11 @@ def test_mean_accepted_is_the_published_figure(rule: str, accepted: float) -> No
     spec = decoder(
         FixedDistDraftModel([2 / 3, 1 / 3]), FixedDistTargetModel([1 / 3, 2 / 3]), 2, rule
     )
-    spec.generate_batch([[0]] * 8, 2000, seed=7)
+    spec.generate_batch([[0]] * 8, 900, seed=7)
     metrics = spec.metrics
-    assert abs(metrics.accepted / metrics.rounds - accepted) < 0.05, metrics.rounds
+    assert abs(metrics.accepted / metrics.rounds - accepted) < 0.06, metrics.rounds
     if rule == "token":
-        assert abs(metrics.alpha - 2 / 3) < 0.02
+        assert abs(metrics.alpha - 2 / 3) < 0.03
 
 
 def test_fresh_entropy_differs_and_a_seed_does_not() -> None:

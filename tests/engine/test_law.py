@@ -64,12 +64,12 @@ def chi_square(counts: Counter[tuple[int, ...]], model: MarkovModel) -> float:
 @pytest.mark.parametrize("drafter", ["model", "ngram"])
 def test_first_five_tokens_follow_the_target(rule: str, drafter: str) -> None:
     made = ProtocolDrafter(blurred(TARGET, 5, 0.6)) if drafter == "model" else NgramDrafter(1, 2)
-    assert chi_square(samples(made, rule, 4000), TARGET) < 4.5
+    assert chi_square(samples(made, rule, 1500), TARGET) < 4.5
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_a_drafter_that_lies_about_its_law_is_found(rule: str) -> None:
-    counts = samples(Liar(blurred(TARGET, 5, 0.6)), rule, 4000)
+    counts = samples(Liar(blurred(TARGET, 5, 0.6)), rule, 1500)
     try:
         distance = chi_square(counts, TARGET)
     except AssertionError:

@@ -89,10 +89,10 @@ def imports_of(source: str, path: Path, module: str) -> Iterator[Import]:
             for alias in node.names:
                 yield Import(path, node.lineno, alias.name, id(node) in guarded)
         elif isinstance(node, ast.ImportFrom):
-            yield Import(path, node.lineno, _absolute(node, path, module), id(node) in guarded)
-            if node.module == "outrider" and not node.level:
-                for alias in node.names:
-                    yield Import(path, node.lineno, f"outrider.{alias.name}", id(node) in guarded)
+            source_module = _absolute(node, path, module)
+            names = [alias.name for alias in node.names] if source_module == "outrider" else []
+            for name in [f"outrider.{name}" for name in names] or [source_module]:
+                yield Import(path, node.lineno, name, id(node) in guarded)
 
 
 def _absolute(node: ast.ImportFrom, path: Path, module: str) -> str:

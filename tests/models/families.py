@@ -1,6 +1,6 @@
 """Tiny random models of the families the op is tested on, with weights wide enough that errors show."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -60,6 +60,14 @@ def random_model(family: str, attention: str = "eager", seed: int = 0) -> PreTra
             if "norm" not in name:
                 weight.normal_(0.0, STD, generator=noise)
     return model.eval()
+
+
+def one_thread() -> Iterator[None]:
+    """Run with one thread: small products gain nothing from more, and suffer on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def random_tokens(count: int, seed: int = 1) -> Tensor:

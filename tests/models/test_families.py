@@ -2,14 +2,27 @@
 
 import pytest
 import torch
-from tests.models.families import CONFIGS, ancestors_of, plain_logits, plain_tree_logits, random_model, random_tokens, relative_error
 
+from outrider.models import hf
 from outrider.models.base import Rows
 from outrider.models.hf import HuggingFaceTarget
+from tests.models.families import (
+    CONFIGS,
+    ancestors_of,
+    one_thread,
+    plain_logits,
+    plain_tree_logits,
+    random_model,
+    random_tokens,
+    relative_error,
+)
 
 TOLERANCE = 1e-5
 PARENTS = [-1, 0, 0, 1, 1, 2, 5, 3]
 NO_LOGITS = torch.empty(0, dtype=torch.int64)
+
+
+single = pytest.fixture(scope="module", autouse=True)(one_thread)
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
@@ -109,8 +122,6 @@ def test_wanted_rows_are_the_same_rows(pair):
 
 def test_a_hidden_key_and_a_shifted_position_show(pair, monkeypatch):
     """The tolerance means something: both faults exceed it a hundredfold."""
-    from outrider.models import hf
-
     model, target = pair
     tokens = random_tokens(30)
     want = plain_logits(model, tokens)[25:]
@@ -125,7 +136,7 @@ def test_a_hidden_key_and_a_shifted_position_show(pair, monkeypatch):
             if seen.hidden is not None:
                 hidden[:, seen.masked - seen.first :] = seen.hidden
             hidden[:, 24 - seen.first] = True
-            span._visible[window] = type(seen)(seen.first, seen.first, hidden)
+            span._visible[window] = type(seen)(seen.first, seen.first, hidden, seen.length)
         return plan
 
     def shift_positions(*args, **kwargs):

@@ -1,0 +1,330 @@
+"""The speed benchmark: speculative against plain decoding, plain against transformers' generate.
+
+A pair is measured as it is and inflated. Everything is measured here and now; nothing is printed.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from outrider.bench.arms import Decoder, Generate
+from outrider.bench.calibrate import (
+    MAX_DEPTH,
+    Probe,
+    choose_depth,
+    cost_ratio,
+    size_draft,
+    verify_costs,
+)
+from outrider.bench.equality import differences
+from outrider.bench.inflate import Faithfulness, Size, compare, inflate, size_of, weights_read
+from outrider.bench.machine import Machine, Neighbours
+from outrider.bench.paired import Interval, measure, median_rate, ratios
+from outrider.bench.report import GenerateRow, Report, SpeedRow
+from outrider.bench.settings import Progress, Settings
+from outrider.drafters import ModelDrafter, NoDrafter
+from outrider.errors import InvalidConfig
+from outrider.models.base import Target
+from outrider.models.checkpoint import load_llama
+from outrider.models.hf import HuggingFaceTarget, default_dtype
+from outrider.models.text import TextTokenizer
+
+PROBE_TOKENS = 96
+"""Cached tokens under the forwards that measure costs: about the middle of a text."""
+NUM_CALIBRATION = 12
+"""Prompts, none of them timed, on which acceptance is measured to choose k."""
+
+
+def run(
+    settings: Settings, texts: Sequence[str], progress: Progress, command: str, others: float | None
+) -> Report:
+    """Measure everything the settings ask for.
+
+    Args:
+        settings: what to measure.
+        texts: held-out prompts: the first `num_prompts` are timed, the next ones choose k.
+        progress: told what comes.
+        command: how to get the same numbers again, for the report.
+        others: share of the processors that others took before.
+
+    Raises:
+        InvalidConfig: too few prompts.
+    """
+    start, machine, neighbours = time.perf_counter(), Machine.here(), Neighbours()
+    bench = _Bench(settings, texts, progress)
+    for row in settings.rows:
+        bench.bundled() if row == "bundled" else bench.inflated()
+    return Report(
+        command=command,
+        dtype=str(bench.dtype).removeprefix("torch."),
+        machine=machine,
+        others_before=others,
+        others_during=neighbours.share(),
+        seconds=time.perf_counter() - start,
+        mirrored=settings.mirrored,
+        acceptance_per_pos=bench.acceptance_per_pos,
+        faithful=bench.faithful,
+        speed=tuple(bench.speed),
+        generate=tuple(bench.generate),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A draft to be timed: the target it is, its size, the cost ratio wanted of it, and its k."""
+
+    target: Target
+    vocab: int
+    weights: int
+    wanted: float | None
+    cost: float
+    k: int
+    expected: float
+
+
+class _Bench:
+    """The pair, its prompts, and the rows measured so far."""
+
+    def __init__(self, settings: Settings, texts: Sequence[str], progress: Progress) -> None:
+        self.settings = settings
+        self.dtype = settings.dtype or default_dtype(torch.device("cpu"))
+        self.speed: list[SpeedRow] = []
+        self.generate: list[GenerateRow] = []
+        self.faithful: dict[str, Faithfulness] = {}
+        self._progress = progress
+        self._tokenizer = TextTokenizer(settings.target)
+        self._small = load_llama(settings.target)
+        self._small_draft = load_llama(settings.draft)
+        ids = [self._tokenizer.encode(text) for text in texts]
+        self._prompts = ids[: settings.num_prompts]
+        self._others = ids[settings.num_prompts :][:NUM_CALIBRATION]
+        if len(self._prompts) < settings.num_prompts or not self._others:
+            raise InvalidConfig(
+                f"{len(ids)} prompts were found and {settings.num_prompts} are to be timed, with "
+                "others left to choose k by; ask for fewer"
+            )
+        self._stream = [token for prompt in ids for token in prompt]
+        progress.note("acceptance on other prompts")
+        self._small_texts, self.acceptance_per_pos = self._of_small_pair()
+
+    def bundled(self) -> None:
+        """The pair as it is."""
+        target = HuggingFaceTarget.load(self.settings.target, dtype=self.dtype)
+        draft = HuggingFaceTarget.load(self.settings.draft, dtype=self.dtype)
+        probes = Probe(draft, self._probe), Probe(target, self._probe)
+        cost = cost_ratio(*probes, 4 * self.settings.rounds)
+        verify = verify_costs(probes[1], self.settings.rounds)
+        for probe in probes:
+            probe.close()
+        k, expected = choose_depth(self.acceptance_per_pos, cost, verify)
+        vocab = size_of(self._small_draft).vocab
+        one = _Draft(draft, vocab, weights_read(self._small_draft), None, cost, k, expected)
+        self._compare("bundled", target, weights_read(self._small), [one])
+        settings = self.settings
+        twin = self._plain(load_llama(settings.target))
+        self._against_generate("bundled", target, twin, settings.num_prompts, settings.num_tokens)
+
+    def inflated(self) -> None:
+        """Inflated copies of both models, one target per vocabulary; generate on the first."""
+        for vocab in self.settings.vocabs:
+            self._progress.note(f"inflating to a vocabulary of {vocab}")
+            big = inflate(self._small, self._size(vocab), self.settings.seed)
+            self.faithful[f"inflated, vocabulary {vocab}"] = compare(
+                self._small, big, [self._prompts[0], self._others[0]]
+            )
+            weights, target = weights_read(big), self._wrap(big)
+            drafts = self._drafts(target, weights, vocab)
+            self._compare("inflated", target, weights, drafts)
+            if vocab == self.settings.vocabs[0]:
+                twin = self._plain(inflate(self._small, self._size(vocab), self.settings.seed))
+                settings = self.settings
+                self._against_generate(
+                    "inflated", target, twin, settings.generate_prompts, settings.generate_tokens
+                )
+                del twin
+            # Half a billion weights each: the last pair goes before the next one comes.
+            del big, target, drafts
+            gc.collect()
+
+    @property
+    def _probe(self) -> list[int]:
+        return self._stream[:PROBE_TOKENS]
+
+    def _size(self, vocab: int) -> Size:
+        return Size(self.settings.num_layers, self.settings.feed_forward, vocab)
+
+    def _wrap(self, model: nn.Module) -> HuggingFaceTarget:
+        return HuggingFaceTarget(self._plain(model))  # pyright: ignore[reportArgumentType]
+
+    def _plain(self, model: nn.Module) -> nn.Module:
+        return model.to(self.dtype)
+
+    def _decoder(
+        self, name: str, target: HuggingFaceTarget, draft: Target | None, k: int
+    ) -> Decoder:
+        drafter = NoDrafter() if draft is None else ModelDrafter(draft)
+        return Decoder(
+            name, target, self._tokenizer, drafter, k=k, max_tokens=self.settings.num_tokens
+        )
+
+    def _of_small_pair(self) -> tuple[list[tuple[int, ...]], tuple[float, ...]]:
+        """The small target's greedy texts, and P(position i accepted) on prompts not timed."""
+        target = HuggingFaceTarget.load(self.settings.target, dtype=self.dtype)
+        draft = HuggingFaceTarget.load(self.settings.draft, dtype=self.dtype)
+        decoder = self._decoder("draft", target, draft, MAX_DEPTH)
+        for prompt in self._others:
+            decoder.decode(prompt)
+        plain = self._decoder("none", target, None, 1)
+        texts = [plain.decode(prompt).tokens for prompt in self._prompts]
+        return texts, tuple(decoder.metrics.acceptance_per_pos)
+
+    def _drafts(self, target: Target, weights: int, vocab: int) -> list[_Draft]:
+        probe = Probe(target, self._probe)
+        verify = verify_costs(probe, max(2, self.settings.rounds // 4))
+        drafts: list[_Draft] = []
+        for index, wanted in enumerate(self.settings.costs):
+            self._progress.note(f"sizing a draft for c = {wanted}")
+            hidden = self._small_draft.get_input_embeddings().weight.shape[1]
+            # Where the output layer alone would cost too much, the draft keeps its vocabulary.
+            own = size_of(self._small_draft).vocab
+            sized = size_draft(
+                self._small_draft,
+                wanted,
+                vocab=vocab if vocab * hidden < wanted * weights else own,
+                target=probe,
+                target_layers=self.settings.num_layers,
+                target_weights=weights,
+                wrap=self._wrap,
+                prompt=self._probe,
+                seed=self.settings.seed + 1 + index,
+                rounds=self.settings.rounds,
+            )
+            k, expected = choose_depth(self.acceptance_per_pos, sized.cost, verify)
+            if self.settings.depths is not None:
+                k = self.settings.depths[index]
+            drafts.append(
+                _Draft(
+                    sized.target,
+                    sized.size.vocab,
+                    sized.weights_read,
+                    wanted,
+                    sized.cost,
+                    k,
+                    expected,
+                )
+            )
+        probe.close()
+        return drafts
+
+    def _compare(
+        self, pair: str, target: HuggingFaceTarget, weights: int, drafts: Sequence[_Draft]
+    ) -> None:
+        plain = self._decoder(f"{pair}, drafter=none", target, None, 1)
+        others = [
+            self._decoder(
+                f"{pair}, drafter=draft c={draft.cost:.3f} k={draft.k}",
+                target,
+                draft.target,
+                draft.k,
+            )
+            for draft in drafts
+        ]
+        longest = max(self._prompts, key=len)
+        for decoder in (plain, *others):
+            decoder.warm(longest)
+        arms = [decoder.arm for decoder in (plain, *others)]
+        runs = measure(
+            arms, self._prompts, mirrored=self.settings.mirrored, tick=self._progress.step
+        )
+        for draft, decoder, found in zip(drafts, others, runs[1:], strict=True):
+            speedups = ratios(runs[0], found)
+            same, gap = differences(target, self._prompts, runs[0], found)
+            counts = decoder.acceptance()
+            self.speed.append(
+                SpeedRow(
+                    pair=pair,
+                    vocab=target.vocab_size,
+                    draft_vocab=draft.vocab,
+                    target_weights=weights,
+                    draft_weights=draft.weights,
+                    cost_wanted=draft.wanted,
+                    cost=draft.cost,
+                    cost_after=self._cost(draft.target, target),
+                    k=draft.k,
+                    expected=draft.expected,
+                    plain_tok_s=median_rate(runs[0]),
+                    speculative_tok_s=median_rate(found),
+                    speedup=Interval.of(speedups),
+                    speedups=tuple(speedups),
+                    acceptance_rate=counts.rate,
+                    mean_acceptance_length=counts.mean_length,
+                    num_prompts=len(self._prompts),
+                    num_tokens=self.settings.num_tokens,
+                    same_tokens=same,
+                    widest_gap=gap,
+                    as_small=sum(
+                        texts[0].tokens == small
+                        for texts, small in zip(runs[0], self._small_texts, strict=True)
+                    ),
+                )
+            )
+
+    def _cost(self, draft: Target, target: Target) -> float:
+        probes = Probe(draft, self._probe), Probe(target, self._probe)
+        cost = cost_ratio(*probes, self.settings.rounds)
+        for probe in probes:
+            probe.close()
+        return cost
+
+    def _against_generate(
+        self,
+        name: str,
+        target: HuggingFaceTarget,
+        model: nn.Module,
+        num_prompts: int,
+        num_tokens: int,
+    ) -> None:
+        """drafter=none against transformers' generate, on short and on long prompts."""
+        for length in (self.settings.short, self.settings.long):
+            prompts = self._cut(num_prompts, length)
+            theirs = Generate(
+                f"{name}, transformers generate, prompt {length}", model, max_tokens=num_tokens
+            )
+            drafter = NoDrafter()
+            label = f"{name}, drafter=none, prompt {length}"
+            ours = Decoder(label, target, self._tokenizer, drafter, k=1, max_tokens=num_tokens)
+            theirs.warm(prompts[0], 4)
+            ours.warm(prompts[0], 4)
+            runs = measure(
+                [theirs.arm, ours.arm], prompts, mirrored=False, tick=self._progress.step
+            )
+            same, gap = differences(target, prompts, runs[1], runs[0])
+            self.generate.append(
+                GenerateRow(
+                    target=name,
+                    vocab=target.vocab_size,
+                    prompt_tokens=length,
+                    num_tokens=num_tokens,
+                    num_prompts=num_prompts,
+                    transformers_tok_s=median_rate(runs[0]),
+                    outrider_tok_s=median_rate(runs[1]),
+                    speedup=Interval.of(ratios(*runs)),
+                    decode_transformers_tok_s=median_rate(runs[0], decode_only=True),
+                    decode_outrider_tok_s=median_rate(runs[1], decode_only=True),
+                    decode_speedup=Interval.of(ratios(*runs, decode_only=True)),
+                    same_tokens=same,
+                    widest_gap=gap,
+                )
+            )
+
+    def _cut(self, num: int, length: int) -> list[list[int]]:
+        """Prompts of an exact length, cut from the held-out prompts one after another."""
+        size = len(self._stream)
+        starts = [i * size // num for i in range(num)]
+        return [[self._stream[(start + i) % size] for i in range(length)] for start in starts]

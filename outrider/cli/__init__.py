@@ -1,0 +1,5 @@
+"""The command line: `outrider generate`, `demo`, `doctor` and `train`."""
+
+from outrider.cli.app import main, run
+
+__all__ = ["main", "run"]

@@ -1,0 +1,93 @@
+"""The commands put together, and what their ends mean: 0 done, 1 not equal, 2 an error, 130 interrupted."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from outrider import __version__
+from outrider.cli.demo import demo
+from outrider.cli.doctor import doctor
+from outrider.cli.generate import generate
+from outrider.cli.terminal import INTERRUPTED, error_line, prepare_streams
+from outrider.cli.train import train_lm
+from outrider.errors import OutriderError
+
+ERROR = 2
+# typer carries click under a private name of its own, and older releases use click itself.
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+train = typer.Typer(rich_markup_mode=None)
+app.add_typer(train, name="train")
+app.command()(generate)
+app.command()(demo)
+app.command()(doctor)
+train.command("lm")(train_lm)
+
+
+@app.callback(invoke_without_command=True)
+def outrider(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Lossless speculative decoding: the same text, sooner.
+
+    \b
+    Examples:
+      outrider demo
+      outrider generate "def fibonacci(n):"
+      outrider generate --model ./my-model --drafter ngram --file prompt.txt --compare
+      outrider doctor
+    """
+    if version:
+        typer.echo(f"outrider {__version__}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@train.callback(invoke_without_command=True)
+def training(context: typer.Context) -> None:
+    """Train models by recipe: a target, or a draft model for one."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Runs one command line (None = the process's own) and returns its exit code.
+
+    Errors raised on purpose, and arguments that cannot be meant, end in one line on standard error.
+    """
+    prepare_streams()
+    try:
+        code = app(args=arguments, prog_name="outrider", standalone_mode=False)
+    except OutriderError as error:
+        return _refused(str(error))
+    except UsageError as error:
+        return _refused(error.format_message())  # pyright: ignore[reportAttributeAccessIssue]
+    except (KeyboardInterrupt, typer.Abort):
+        error_line("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader went away, as in `outrider generate ... | head -1`: nothing more can be said.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code if isinstance(code, int) else 0
+
+
+def _refused(message: str) -> int:
+    error_line(f"error: {message}")
+    return ERROR
+
+
+def main() -> None:
+    """The entry point of the `outrider` command."""
+    sys.exit(run())

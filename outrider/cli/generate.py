@@ -1,0 +1,159 @@
+"""`outrider generate`: one text, live, with the source of every token and a closing line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from outrider.cli import options, terminal
+from outrider.cli.sources import SourceSpans
+from outrider.cli.timing import Run, measure, warm_up
+from outrider.config import SamplingParams
+from outrider.errors import EmptyPrompt
+from outrider.types import Delta
+
+if TYPE_CHECKING:
+    from outrider.llm import LLM
+
+LAW = SamplingParams()
+
+
+def generate(
+    prompt: Annotated[
+        str | None, typer.Argument(help="The text to continue; '-' or nothing reads standard input.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt here.")] = None,
+    model: options.Model = "bundled",
+    drafter: options.Drafter = "auto",
+    depth: options.Depth = 4,
+    rule: options.Rule = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="New tokens at most.")] = 128,
+    temperature: Annotated[
+        float, typer.Option("--temperature", "-t", help="0 takes the likeliest token each time.")
+    ] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 = all.")] = LAW.top_k,
+    top_p: Annotated[float, typer.Option(help="Keep the likeliest of this mass.")] = LAW.top_p,
+    min_p: Annotated[
+        float, typer.Option(help="Keep tokens at least this likely beside the likeliest.")
+    ] = LAW.min_p,
+    seed: Annotated[
+        int | None, typer.Option(help="The same seed gives the same text, whoever guesses.")
+    ] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="End before this text; may be repeated.")
+    ] = None,
+    strict: options.Strict = None,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    json_output: options.Json = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Decode plainly too and print both speeds.")
+    ] = False,
+) -> int:
+    """Continue a prompt.
+
+    On a terminal the source of each token is told by its colour; otherwise the text is plain. Control
+    characters the model writes are shown escaped; --json carries the text as it is. Ctrl-C ends
+    with the text so far and exit code 130.
+
+    \b
+    Examples:
+      outrider generate "def fibonacci(n):"
+      outrider generate --temperature 0.8 --seed 7 --compare "def parse("
+      outrider generate --model ./llama --drafter draft:./llama-small --file prompt.txt
+      git log -1 | outrider generate --max-tokens 40 --stop "." --json
+    """
+    text = options.read_prompt(prompt, file)
+    if not text:
+        raise EmptyPrompt("the prompt is empty; give at least one character to continue from")
+    sampling = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=_shared_seed(seed, rule, compare),
+        stop=tuple(stop or ()),
+    )
+    llm = options.Loading(model, drafter, depth, rule, strict, dtype, device).load()
+    tokens = llm.tokenizer.encode(text)
+    if compare:
+        warm_up(llm, tokens, sampling)
+    show = None if json_output else _Screen(llm, tokens)
+    run = measure(llm, tokens, sampling, show=show)
+    plain = measure(llm, tokens, sampling, depth=0) if compare and not run.interrupted else None
+    comparable = options.greedy_or_seeded(sampling, rule)
+    if json_output:
+        _print_json(run, plain, sampling, comparable=comparable)
+    else:
+        _close(run, plain, comparable=comparable)
+    return terminal.INTERRUPTED if run.interrupted else 0
+
+
+def _shared_seed(seed: int | None, rule: str | None, compare: bool) -> int | None:
+    """A coupled comparison needs one seed for both texts."""
+    if seed is None and rule == "coupled" and compare:
+        from outrider.noise import fresh_seed
+
+        return fresh_seed()
+    return seed
+
+
+class _Screen:
+    """Writes deltas to standard output as they come, each token in the colour of its source."""
+
+    def __init__(self, llm: LLM, prompt: list[int]) -> None:
+        self._spans = SourceSpans(llm.tokenizer, prompt)
+        self._console = terminal.out()
+        if self._console.is_terminal and not self._console.no_color:
+            terminal.err().print(terminal.legend())
+
+    def __call__(self, delta: Delta) -> None:
+        for text, source in self._spans.of(delta):
+            # `out` and not `print`: wrapping and tab expansion would change the text.
+            self._console.out(
+                terminal.escaped(text), style=terminal.STYLES[source], highlight=False, end=""
+            )
+        self._console.file.flush()
+
+
+def _close(run: Run, plain: Run | None, *, comparable: bool) -> None:
+    """Ends the text with a newline and says how it was made, on standard error."""
+    terminal.out().out("", highlight=False)
+    note = terminal.err()
+    metrics = run.metrics
+    note.print(
+        f"{len(run.token_ids)} tokens, {metrics.tokens_per_s:.1f} tokens/s, "
+        f"acceptance rate {metrics.acceptance_rate:.2f}, "
+        f"mean acceptance length {metrics.mean_acceptance_length:.2f}"
+        + (" (interrupted)" if run.interrupted else ""),
+        style="dim",
+    )
+    if plain is not None:
+        equal = "yes" if run.token_ids == plain.token_ids else "no"
+        note.print(
+            f"plain: {plain.metrics.tokens_per_s:.1f} tokens/s, "
+            f"speed-up {_speed_up(run, plain):.2f}x, tokens equal: "
+            + (equal if comparable else "equal in law only (give --seed to compare tokens)"),
+            style="dim",
+        )
+
+
+def _speed_up(run: Run, plain: Run) -> float:
+    return run.metrics.tokens_per_s / (plain.metrics.tokens_per_s or 1.0)
+
+
+def _print_json(
+    run: Run, plain: Run | None, sampling: SamplingParams, *, comparable: bool
+) -> None:
+    report: dict[str, Any] = {**run.as_dict(), "seed": sampling.seed}
+    if plain is not None:
+        report["plain"] = plain.as_dict()
+        report["speed_up"] = _speed_up(run, plain)
+        report["tokens_equal"] = run.token_ids == plain.token_ids if comparable else None
+    typer.echo(json.dumps(report))
+
+

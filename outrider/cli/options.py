@@ -1,0 +1,106 @@
+"""Options that several commands share, and the records they become."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from outrider.config import SamplingParams
+from outrider.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from outrider.llm import LLM
+
+Model = Annotated[
+    str, typer.Option("--model", "-m", help="A local model folder, or 'bundled'.", metavar="MODEL")
+]
+Drafter = Annotated[
+    str,
+    typer.Option(
+        "--drafter", "-d", metavar="SPEC", help="Who guesses: auto, none, draft, draft:PATH, ngram."
+    ),
+]
+Depth = Annotated[int, typer.Option("--depth", "-k", help="Tokens guessed per round at most.")]
+Rule = Annotated[
+    str | None,
+    typer.Option(
+        "--rule",
+        help="block, coupled, greedy, match or token. By default greedy at temperature 0, coupled "
+        "under a given seed, block otherwise.",
+    ),
+]
+Strict = Annotated[
+    bool | None,
+    typer.Option(
+        "--strict/--no-strict", help="One arithmetic class for everything: logits equal bit for bit."
+    ),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option("--dtype", help="float32, bfloat16 or float16; by default what the device has."),
+]
+Device = Annotated[str | None, typer.Option("--device", help="Where the models run, e.g. cpu.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """What `LLM.load` is given."""
+
+    model: str
+    drafter: str
+    depth: int = 4
+    rule: str | None = None
+    strict: bool | None = None
+    dtype: str | None = None
+    device: str | None = None
+
+    def load(self) -> LLM:
+        """The model, ready; torch and transformers are imported here and not before."""
+        if self.depth < 1:
+            raise InvalidConfig(
+                f"depth={self.depth}: at least 1 token is guessed per round; "
+                "use --drafter none to guess none"
+            )
+        from outrider.llm import LLM
+
+        options: dict[str, Any] = {"k": self.depth, "rule": self.rule}
+        return LLM.load(
+            self.model,
+            self.drafter,
+            device=self.device,
+            dtype=self.dtype,
+            strict=self.strict,
+            **options,
+        )
+
+
+def read_prompt(argument: str | None, file: Path | None) -> str:
+    """The prompt of an argument, a file, or standard input (also named `-`).
+
+    Raises:
+        InvalidConfig: two prompts, none, or bytes that are no UTF-8 text.
+    """
+    if argument is not None and file is not None:
+        raise InvalidConfig("a prompt and --file exclude each other; give one")
+    if argument not in (None, "-"):
+        return argument
+    try:
+        if file is not None and str(file) != "-":
+            return file.read_text(encoding="utf-8")
+        if argument is None and file is None and sys.stdin.isatty():
+            raise InvalidConfig("no prompt; give one as argument, with --file, or on standard input")
+        return sys.stdin.buffer.read().decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfig(f"the prompt in {str(file or '-')!r} cannot be read: {error}") from error
+
+
+def greedy_or_seeded(sampling: SamplingParams, rule: str | None) -> bool:
+    """Whether speculation gives the very tokens of plain decoding, and not only their law."""
+    if sampling.temperature == 0 or rule == "greedy":
+        return True
+    return sampling.seed is not None and rule in (None, "coupled")

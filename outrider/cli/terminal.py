@@ -1,0 +1,73 @@
+"""What the terminal gets: escaped model text, colours where they can be seen, one line per error."""
+
+from __future__ import annotations
+
+import io
+import sys
+import unicodedata
+
+from rich.console import Console
+from rich.text import Text
+
+from outrider.types import Source
+
+INTERRUPTED = 130
+STYLES: dict[Source, str] = {"draft": "green", "correction": "bold magenta", "bonus": "bold cyan"}
+MEANINGS: dict[Source, str] = {
+    "draft": "guessed by the drafter, accepted by the target",
+    "correction": "the target's, in place of a rejected guess",
+    "bonus": "the target's, after its guesses",
+}
+KEPT = "\n\t"
+# Marks that reorder what stands around them could make shown code differ from real code.
+BIDIRECTIONAL = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+
+
+def prepare_streams() -> None:
+    """Characters the terminal's encoding lacks are shown escaped instead of ending the program."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def out() -> Console:
+    """Standard output: colours only on a terminal, and never under NO_COLOR."""
+    return Console(highlight=False, soft_wrap=True)
+
+
+def err() -> Console:
+    """Standard error, where everything goes that is not the result."""
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def error_line(message: str) -> None:
+    """One line on standard error."""
+    err().out(escaped(" ".join(message.split())), highlight=False)
+
+
+def escaped(text: str) -> str:
+    """Text with control and reordering characters spelt out; newline and tab stay."""
+    return "".join(_spelt(char) if _is_control(char) else char for char in text)
+
+
+def _is_control(char: str) -> bool:
+    if char in KEPT:
+        return False
+    if unicodedata.category(char) in ("Cc", "Zl", "Zp"):
+        return True
+    return unicodedata.bidirectional(char) in BIDIRECTIONAL
+
+
+def _spelt(char: str) -> str:
+    code = ord(char)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def legend() -> Text:
+    """One line that says what each colour means."""
+    line = Text()
+    for source, style in STYLES.items():
+        line.append(f"{source}", style=style)
+        line.append(f" {MEANINGS[source]}   ", style="dim")
+    line.rstrip()
+    return line
