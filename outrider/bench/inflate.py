@@ -114,7 +114,8 @@ def compare(small: nn.Module, big: nn.Module, texts: Sequence[Sequence[int]]) ->
         rows += len(text)
     if margin <= 0:
         raise ModelError(
-            f"an extra vocabulary row comes within {margin:.3g} of winning; inflate with another seed"
+            f"an extra vocabulary row beats the best real one by {-margin:.3g}, so greedy text "
+            "would change; inflate with another seed"
         )
     return Faithfulness(rows, difference / largest, margin)
 

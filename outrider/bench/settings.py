@@ -41,6 +41,7 @@ class Settings:
         short, long: prompt lengths of the comparison with generate.
         mirrored: run every arm twice on each prompt, the second time in reverse order.
         depths: k for each of `costs` instead of the measured choice.
+        num_calibration: prompts, none of them timed, on which acceptance is measured to choose k.
         rounds: repetitions when costs are measured.
         seed: of the inflated weights.
         dtype: of all weights; None is bfloat16 where the processor computes in it, else float32.
@@ -61,6 +62,7 @@ class Settings:
     long: int = 1900
     mirrored: bool = False
     depths: tuple[int, ...] | None = None
+    num_calibration: int = 12
     rounds: int = 12
     seed: int = 0
     dtype: torch.dtype | None = None

@@ -37,8 +37,6 @@ from outrider.models.text import TextTokenizer
 
 PROBE_TOKENS = 96
 """Cached tokens under the forwards that measure costs: about the middle of a text."""
-NUM_CALIBRATION = 12
-"""Prompts, none of them timed, on which acceptance is measured to choose k."""
 
 
 def run(
@@ -103,7 +101,7 @@ class _Bench:
         self._small_draft = load_llama(settings.draft)
         ids = [self._tokenizer.encode(text) for text in texts]
         self._prompts = ids[: settings.num_prompts]
-        self._others = ids[settings.num_prompts :][:NUM_CALIBRATION]
+        self._others = ids[settings.num_prompts :][: settings.num_calibration]
         if len(self._prompts) < settings.num_prompts or not self._others:
             raise InvalidConfig(
                 f"{len(ids)} prompts were found and {settings.num_prompts} are to be timed, with "
@@ -115,8 +113,8 @@ class _Bench:
 
     def bundled(self) -> None:
         """The pair as it is."""
-        target = HuggingFaceTarget.load(self.settings.target, dtype=self.dtype)
-        draft = HuggingFaceTarget.load(self.settings.draft, dtype=self.dtype)
+        target = self._wrap(load_llama(self.settings.target))
+        draft = self._wrap(load_llama(self.settings.draft))
         probes = Probe(draft, self._probe), Probe(target, self._probe)
         cost = cost_ratio(*probes, 4 * self.settings.rounds)
         verify = verify_costs(probes[1], self.settings.rounds)
@@ -175,8 +173,8 @@ class _Bench:
 
     def _of_small_pair(self) -> tuple[list[tuple[int, ...]], tuple[float, ...]]:
         """The small target's greedy texts, and P(position i accepted) on prompts not timed."""
-        target = HuggingFaceTarget.load(self.settings.target, dtype=self.dtype)
-        draft = HuggingFaceTarget.load(self.settings.draft, dtype=self.dtype)
+        target = self._wrap(load_llama(self.settings.target))
+        draft = self._wrap(load_llama(self.settings.draft))
         decoder = self._decoder("draft", target, draft, MAX_DEPTH)
         for prompt in self._others:
             decoder.decode(prompt)
@@ -243,6 +241,7 @@ class _Bench:
             arms, self._prompts, mirrored=self.settings.mirrored, tick=self._progress.step
         )
         for draft, decoder, found in zip(drafts, others, runs[1:], strict=True):
+            self._progress.note(f"checking {decoder.arm.name}")
             speedups = ratios(runs[0], found)
             same, gap = differences(target, self._prompts, runs[0], found)
             counts = decoder.acceptance()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 import unicodedata
 
@@ -24,7 +25,8 @@ BIDIRECTIONAL = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
 
 def prepare_streams() -> None:
-    """Characters the terminal's encoding lacks are shown escaped instead of ending the program."""
+    """Characters the terminal's encoding lacks are shown escaped; other libraries draw no bars."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

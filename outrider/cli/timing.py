@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from outrider.config import SamplingParams
@@ -101,8 +102,11 @@ def _since(before: SpeculativeMetrics, after: SpeculativeMetrics) -> Speculative
         if name == "cost_ratio":
             gained[name] = new
         elif isinstance(new, list):
-            old = old + [0] * (len(new) - len(old))
-            gained[name] = [n - o for n, o in zip(new, old, strict=True)]
+            gained[name] = [n - o for n, o in zip_longest(new, old, fillvalue=0)]
         else:
             gained[name] = new - old
+    # Positions are drafted in order: those that gained nothing stand at the end.
+    reached = sum(gain > 0 for gain in gained["drafted_per_pos"])
+    for name in ("drafted_per_pos", "accepted_per_pos"):
+        gained[name] = gained[name][:reached]
     return SpeculativeMetrics(**gained)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence as Sequenced
 
 import torch
@@ -66,7 +67,8 @@ class ModelDrafter(Drafter):
                 )
         counts = tuple(len(tokens) for tokens in pending)
         flat = torch.tensor([token for tokens in pending for token in tokens])
-        last = torch.tensor(counts).cumsum(0) - 1
+        ends = torch.tensor(list(itertools.accumulate(counts)))
+        last = None if len(flat) == len(counts) else ends - 1
         return self.model.score(Rows(tuple(handles), counts, flat, None, last))
 
     def commit(self, text: Sequence, accepted: int) -> None:

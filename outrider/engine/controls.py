@@ -25,14 +25,17 @@ class Controls:
         self.top_k_B = torch.tensor([p.top_k for p in params])
         self.top_p_B = torch.tensor([p.top_p for p in params], dtype=torch.float64)
         self.min_p_B = torch.tensor([p.min_p for p in params], dtype=torch.float64)
-        self._early = any(t.num_output < t.request.sampling.min_tokens for t in texts)
+        self._no_ends = all(
+            p.min_tokens == 0 or not (text.end_tokens or p.stop_token_ids)
+            for text, p in zip(texts, params, strict=True)
+        )
 
     def masked(self, logits_RV: Tensor, owners: Sequenced[int], ahead: Sequenced[int]) -> Tensor:
         """Logits with the tokens that may not end a text yet at -inf.
 
         Row r belongs to text `owners[r]` and predicts its token number `num_output + ahead[r]`.
         """
-        if not self._early:
+        if self._no_ends:
             return logits_RV
         out = logits_RV.clone()
         for row, (owner, steps) in enumerate(zip(owners, ahead, strict=True)):

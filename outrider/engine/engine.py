@@ -16,6 +16,7 @@ import torch
 from outrider.decoding import RULES, ChainDraft, Verdict
 from outrider.drafters.base import Drafter
 from outrider.drafters.none import NoDrafter
+from outrider.engine.draws import GroupDraws
 from outrider.engine.emit import Emitter
 from outrider.engine.group import Group, Scores, alphas, score
 from outrider.engine.laps import Laps
@@ -55,6 +56,7 @@ class Engine:
         self._chunk = chunk
         self._plain = NoDrafter()
         self._scheduler = Scheduler(target, max_texts)
+        self._groups: dict[tuple[bool, str], Group] = {}
 
     def step(self) -> None:
         """One round of every active text."""
@@ -71,26 +73,34 @@ class Engine:
     def _round(self, group: Group) -> None:
         """The route of one group: propose, score, verify, commit, emit."""
         with self._all_or_nothing(group), Laps(self.metrics) as lap:
-            draft = group.drafter.propose(group.texts, group.depths, group.draws(self.target))
+            noise_B = group.noise()
+            draws = GroupDraws(group.rule, noise_B, group.controls, self.target.vocab_size)
+            draft = group.drafter.propose(group.texts, group.depths(), draws)
             lap("draft_s")
             scores = score(self.target, group, draft, self._chunk)
             lap("score_s")
             laws_BTV = scores.laws(group)
-            verdict = group.rule.verify(draft, laws_BTV, group.noise)
+            verdict = group.rule.verify(draft, laws_BTV, noise_B)
             alphas_B = alphas(group, draft, laws_BTV, verdict)
             lap("verify_s")
             added = self._commit(group, draft, scores, verdict, alphas_B)
             self._emit(group, added)
             lap("commit_s")
 
-    def _admit(self) -> Iterator[Group]:
-        """Active texts in groups of equal drafter and rule."""
-        groups: dict[tuple[bool, str], list[Sequence]] = {}
+    def _admit(self) -> list[Group]:
+        """Active texts in groups of equal drafter and rule; a group that stays together is kept."""
+        members: dict[tuple[bool, str], list[Sequence]] = {}
         for text in self._scheduler.admit():
             plain = min(text.depth, text.remaining - 1) < 1
-            groups.setdefault((plain, text.rule), []).append(text)
-        for (plain, rule), texts in groups.items():
-            yield Group.of(texts, self._plain if plain else self.drafter, RULES[rule])
+            members.setdefault((plain, text.rule), []).append(text)
+        groups: dict[tuple[bool, str], Group] = {}
+        for key, texts in members.items():
+            kept = self._groups.get(key)
+            drafter = self._plain if key[0] else self.drafter
+            same = kept is not None and kept.texts == texts
+            groups[key] = kept if same else Group(texts, drafter, RULES[key[1]])
+        self._groups = groups
+        return list(groups.values())
 
     def _commit(
         self,
@@ -146,7 +156,7 @@ class Engine:
         """Out of memory: drop the drafts first, then admit less, then give the text up."""
         if group.drafter is not self._plain:
             try:
-                return self._round(Group.of(group.texts, self._plain, group.rule))
+                return self._round(Group(group.texts, self._plain, group.rule))
             except MemoryError:
                 pass
         if not self._scheduler.suspend_last():

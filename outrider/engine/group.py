@@ -1,7 +1,8 @@
-"""Group: the texts of one round that share a drafter and a rule, and everything the round needs of them."""
+"""Group: the texts that go through a round together, and the target's scores of what they drafted."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence as Sequenced
 from dataclasses import dataclass
 
@@ -12,46 +13,30 @@ from outrider import noise
 from outrider.decoding import ChainDraft, RoundNoise, Rule, Verdict, check_logits
 from outrider.drafters.base import Drafter
 from outrider.engine.controls import Controls
-from outrider.engine.draws import GroupDraws
 from outrider.errors import NonFinite
 from outrider.models.base import Rows, Target
 from outrider.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
 class Group:
-    """B texts, one drafter, one rule, for one round.
+    """B texts that share a drafter and a rule, from round to round while they stay together."""
 
-    `depths` are the most tokens each text may draft: one less than it may still make, because
-    the target always adds one. The noise is anchored at the number of tokens settled so far.
-    """
+    def __init__(self, texts: list[Sequence], drafter: Drafter, rule: Rule) -> None:
+        self.texts = texts
+        self.drafter = drafter
+        self.rule = rule
+        self.controls = Controls(texts)
+        self._seed_B = noise.as_key(text.seed for text in texts)
+        self._sample_B = torch.tensor([text.request.sample for text in texts])
 
-    texts: list[Sequence]
-    drafter: Drafter
-    rule: Rule
-    depths: list[int]
-    noise: RoundNoise
-    controls: Controls
+    def depths(self) -> list[int]:
+        """Tokens each text may draft: one less than it may still make, as the target adds one."""
+        return [max(0, min(text.depth, text.remaining - 1)) for text in self.texts]
 
-    @classmethod
-    def of(cls, texts: list[Sequence], drafter: Drafter, rule: Rule) -> Group:
-        """Collects what one round needs."""
-        return cls(
-            texts=texts,
-            drafter=drafter,
-            rule=rule,
-            depths=[max(0, min(text.depth, text.remaining - 1)) for text in texts],
-            noise=RoundNoise(
-                seed_B=noise.as_key([text.seed for text in texts]),
-                sample_B=torch.tensor([text.request.sample for text in texts]),
-                anchor_B=torch.tensor([len(text.tokens) for text in texts]),
-            ),
-            controls=Controls(texts),
-        )
-
-    def draws(self, target: Target) -> GroupDraws:
-        """Where the drafter gets its tokens from."""
-        return GroupDraws(self.rule, self.noise, self.controls, target.vocab_size)
+    def noise(self) -> RoundNoise:
+        """This round's noise, anchored at the number of tokens settled so far."""
+        anchor_B = torch.tensor([len(text.tokens) for text in self.texts])
+        return RoundNoise(self._seed_B, self._sample_B, anchor_B)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +79,15 @@ class Scores:
 def alphas(group: Group, draft: ChainDraft, laws_BTV: Tensor, verdict: Verdict) -> list[float]:
     """min(1, p(x)/q(x)) summed over each text's tested tokens: those whose prefix was accepted."""
     tokens_BK, depth = draft.tokens_BK, draft.tokens_BK.shape[1]
+    if depth == 0 or not group.rule.needs_probs:
+        # One-hot laws: the ratio is 1 where a token was kept and 0 where it was not.
+        return [float(count) for count in verdict.num_accepted_B.tolist()]
     index_K = torch.arange(depth)
     accepted_B1 = verdict.num_accepted_B[:, None]
-    if group.rule.needs_probs and depth:
-        p_BK = laws_BTV[:, :depth].gather(2, tokens_BK[:, :, None]).squeeze(2).double()
-        ratio_BK = p_BK
-        if draft.law is not None:
-            q_BK = draft.law.prob_of(tokens_BK.flatten()).view_as(p_BK)
-            ratio_BK = torch.where(q_BK > 0, p_BK / q_BK, p_BK > 0).clamp(max=1.0)
-    else:
-        ratio_BK = (index_K < accepted_B1).double()
+    ratio_BK = laws_BTV[:, :depth].gather(2, tokens_BK[:, :, None]).squeeze(2).double()
+    if draft.law is not None:
+        q_BK = draft.law.prob_of(tokens_BK.flatten()).view_as(ratio_BK)
+        ratio_BK = torch.where(q_BK > 0, ratio_BK / q_BK, ratio_BK > 0).clamp(max=1.0)
     tested_BK = (index_K <= accepted_B1) & (index_K < draft.lengths_B[:, None])
     return torch.where(tested_BK, ratio_BK, 0.0).sum(1).tolist()
 
@@ -133,7 +117,7 @@ def score(target: Target, group: Group, draft: ChainDraft, chunk: int) -> Scores
 
 def _rows(handles: list[int], pieces: list[list[int]], wanted: list[int]) -> Rows:
     """Flat rows of which the last `wanted[b]` of each piece give logits."""
-    ends = torch.tensor([len(piece) for piece in pieces]).cumsum(0).tolist()
+    ends = list(itertools.accumulate(len(piece) for piece in pieces))
     rows = [i for end, count in zip(ends, wanted, strict=True) for i in range(end - count, end)]
     return Rows(
         seqs=tuple(handles),

@@ -23,20 +23,23 @@ def build_llama(shape: Mapping[str, Any], seed: int) -> nn.Module:
     """A float32 Llama of `shape` (arguments of LlamaConfig) with weights drawn from `seed`.
 
     Matrices into a block have standard deviation 1/sqrt(fan-in), those out of it are zero: at the
-    start every block adds nothing and gradients flow through the residual alone.
+    start every block adds nothing and gradients flow through the residual alone. A head of its own
+    is zero too and embeddings are 1, so that no block's first outputs drown the token; tied they
+    are 0.02.
     """
     # The constructor's own draws would touch the global generator; they are overwritten below.
     with torch.random.fork_rng(devices=[]):
         model = LlamaForCausalLM(LlamaConfig(**shape, attn_implementation="sdpa")).float()
     draw = torch.Generator().manual_seed(seed)
+    embedding_std = 0.02 if model.config.tie_word_embeddings else 1.0
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() < 2:
                 parameter.fill_(1.0)
-            elif name.endswith(("o_proj.weight", "down_proj.weight")):
+            elif name.endswith(("o_proj.weight", "down_proj.weight", "lm_head.weight")):
                 parameter.zero_()
             else:
-                std = 0.02 if "embed" in name else parameter.size(1) ** -0.5
+                std = embedding_std if "embed" in name else parameter.size(1) ** -0.5
                 parameter.normal_(0.0, std, generator=draw)
     return model
 

@@ -151,10 +151,10 @@ def distances(target: Any, draft: Any, tokens_BT: Tensor) -> tuple[Tensor, Tenso
 
 @torch.no_grad()
 def inherit_embeddings(draft: Any, target: Any, distil: DistilRecipe) -> None:
-    """Give the draft the principal components of the target's embeddings, final norm included."""
+    """Give a tied draft the principal components of the target's head, final norm included."""
     if not distil.inherit_embeddings:
         return
-    e_VD = target.model.embed_tokens.weight * target.model.norm.weight
+    e_VD = target.lm_head.weight * target.model.norm.weight
     u, s, _ = torch.linalg.svd(e_VD - e_VD.mean(0), full_matrices=False)
     width = draft.model.embed_tokens.weight.size(1)
     draft.model.embed_tokens.weight.copy_(u[:, :width] * s[:width])

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from outrider.train.muon import Muon
 from outrider.train.recipe import TrainRecipe
@@ -12,32 +12,39 @@ from outrider.train.recipe import TrainRecipe
 class Optimisers:
     """Both optimisers behind one step, their rates scaled by the schedule's factor."""
 
-    def __init__(self, model: nn.Module, recipe: TrainRecipe):
+    def __init__(self, model: Any, recipe: TrainRecipe):
         matrices: list[Tensor] = []
+        embeddings: list[Tensor] = []
         vectors: list[Tensor] = []
+        tied = model.config.tie_word_embeddings
         for name, parameter in model.named_parameters():
-            (matrices if parameter.dim() == 2 and "embed" not in name else vectors).append(
-                parameter
-            )
-        self._muon = Muon(matrices, recipe.matrix_rate, weight_decay=recipe.weight_decay)
-        self._adam = torch.optim.AdamW(
-            vectors, lr=recipe.vector_rate, betas=(0.9, 0.95), weight_decay=0.0
+            if parameter.dim() < 2 or "lm_head" in name or (tied and "embed" in name):
+                vectors.append(parameter)
+            else:
+                (embeddings if "embed" in name else matrices).append(parameter)
+        muon = Muon(matrices, recipe.matrix_rate, weight_decay=recipe.weight_decay)
+        groups = [(vectors, recipe.vector_rate), (embeddings, recipe.embedding_rate)]
+        adam = torch.optim.AdamW(
+            [{"params": p, "lr": rate} for p, rate in groups if p],
+            betas=(0.9, 0.95),
+            weight_decay=0.0,
         )
-        self._rates = (recipe.matrix_rate, recipe.vector_rate)
+        self._both = (muon, adam)
+        self._rates = [[g["lr"] for g in optimiser.param_groups] for optimiser in self._both]
 
     def step(self, factor: float) -> None:
         """One update at `factor` times the full rates; gradients are dropped afterwards."""
-        for optimiser, rate in zip((self._muon, self._adam), self._rates, strict=True):
-            for group in optimiser.param_groups:
+        for optimiser, rates in zip(self._both, self._rates, strict=True):
+            for group, rate in zip(optimiser.param_groups, rates, strict=True):
                 group["lr"] = rate * factor
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
 
     def state(self) -> list[dict[str, Any]]:
         """What `restore` takes back."""
-        return [self._muon.state_dict(), self._adam.state_dict()]
+        return [optimiser.state_dict() for optimiser in self._both]
 
     def restore(self, states: list[dict[str, Any]]) -> None:
         """Go on from another object's `state`."""
-        self._muon.load_state_dict(states[0])
-        self._adam.load_state_dict(states[1])
+        for optimiser, state in zip(self._both, states, strict=True):
+            optimiser.load_state_dict(state)

@@ -63,7 +63,7 @@ def config_of(shape: ModelRecipe, vocab_size: int) -> dict[str, Any]:
         "head_dim": shape.head_size,
         "max_position_embeddings": shape.max_positions,
         "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": shape.tied,
         "bos_token_id": END_OF_TEXT_ID,
         "eos_token_id": END_OF_TEXT_ID,
         "pad_token_id": END_OF_TEXT_ID,

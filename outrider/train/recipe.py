@@ -44,7 +44,7 @@ class TokenizerRecipe:
 
 @dataclass(frozen=True, slots=True)
 class ModelRecipe:
-    """The shape of a Llama with tied embeddings."""
+    """The shape of a Llama; `tied` shares one matrix between embeddings and head."""
 
     hidden_size: int
     layers: int
@@ -54,6 +54,7 @@ class ModelRecipe:
     head_size: int = 64
     max_positions: int = 2048
     rope_theta: float = 10000.0
+    tied: bool = False
 
     def __post_init__(self) -> None:
         _require(self.layers > 0, "model.layers", self.layers, "at least 1")
@@ -80,7 +81,7 @@ class TrainRecipe:
     """
 
     tokens: int
-    batch_tokens: int = 4096
+    batch_tokens: int = 2048
     micro_tokens: int = 2048
     context: int = 512
     long_context: int = 2048
@@ -88,7 +89,8 @@ class TrainRecipe:
     warmup_steps: int = 20
     decay_fraction: float = 0.25
     matrix_rate: float = 0.02
-    vector_rate: float = 3e-3
+    embedding_rate: float = 0.1
+    vector_rate: float = 4e-3
     weight_decay: float = 0.01
     growth: tuple[tuple[int, int], ...] = ()
     layer_dropout: float = 0.1

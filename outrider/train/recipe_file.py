@@ -86,6 +86,7 @@ _PLAIN_TYPES: Mapping[Any, tuple[type, ...]] = {
     int: (int,),
     float: (int, float),
     str: (str,),
+    bool: (bool,),
     int | None: (int,),
 }
 
@@ -93,7 +94,7 @@ _PLAIN_TYPES: Mapping[Any, tuple[type, ...]] = {
 def _check_type(annotation: Any, value: Any, name: str) -> None:
     """Plain fields hold what their annotation says; a bool is no number."""
     allowed = _PLAIN_TYPES.get(annotation)
-    if allowed is not None and (isinstance(value, bool) or not isinstance(value, allowed)):
+    if allowed is not None and type(value) not in allowed:
         raise InvalidConfig(
             f"{name} is {value!r}, a {type(value).__name__}; give a {allowed[-1].__name__}"
         )

@@ -25,7 +25,7 @@ def test_own_work_is_not_a_neighbour():
     spin(0.5)
     alone = quiet.share()
     code = "import time\nend = time.time() + 0.5\nwhile time.time() < end: pass"
-    processes = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(machine.num_cpus)]
+    processes = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
     loud = Neighbours()
     time.sleep(0.5)
     crowded = loud.share()
@@ -33,9 +33,9 @@ def test_own_work_is_not_a_neighbour():
         process.wait()
     assert alone is not None
     assert crowded is not None
-    # Only the order is certain on a shared machine.
     assert 0 <= alone <= 1
-    assert crowded > 0.3
+    # In processors: two busy neighbours take at least half of one, however many there are.
+    assert crowded * machine.num_cpus > 0.5
 
 
 def test_machine_names_what_runs():

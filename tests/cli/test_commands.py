@@ -1,0 +1,113 @@
+"""`demo`, `doctor`, `train` and the help texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.conftest import Ran
+
+from outrider import __version__
+from outrider.cli.demo import Pair
+from outrider.cli.timing import Run
+from outrider.train.loop import Outcome, Progress
+from outrider.types import Delta, SpeculativeMetrics
+
+Command = Callable[..., Ran]
+
+
+def test_the_version(outrider: Command) -> None:
+    assert outrider("--version") == Ran(0, f"outrider {__version__}\n", "")
+
+
+@pytest.mark.parametrize("words", [(), ("generate",), ("demo",), ("doctor",), ("train", "lm")])
+def test_help_texts_carry_examples(outrider: Command, words: tuple[str, ...]) -> None:
+    ran = outrider(*words, "--help")
+    assert ran.code == 0
+    assert "Examples:\n  outrider" in ran.out.replace("    outrider", "  outrider")
+
+
+def test_the_demo_shows_equal_tokens(outrider: Command) -> None:
+    ran = outrider("demo", "--smoke")
+    assert ran.code == 0
+    assert "tokens equal: yes; plain" in ran.out.splitlines()[-1]
+    assert ran.out.splitlines()[-1].count("tokens/s") == 2
+
+
+def made(tokens: tuple[int, ...]) -> Run:
+    sources = ("bonus",) * len(tokens)
+    return Run([Delta(0, "", tokens, sources)], SpeculativeMetrics(wall_s=1.0))
+
+
+def test_the_demo_fails_when_one_token_differs(
+    outrider: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert Pair([made((1, 2))], [made((1, 2))]).tokens_equal
+    assert not Pair([made((1, 2)), made((1, 3))], [made((1, 2))]).tokens_equal
+    runs = iter([made((1, 2, 3)), made((1, 2, 4))])
+    monkeypatch.setattr("outrider.cli.demo.warm_up", lambda *_: None)
+    monkeypatch.setattr("outrider.cli.demo.measure", lambda *_, **__: next(runs))
+    ran = outrider("demo", "--smoke")
+    assert ran.code == 1
+    assert "tokens equal: no" in ran.out
+
+
+def test_doctor_reports_the_pair(outrider: Command, model: str) -> None:
+    ran = outrider("doctor", "--model", model, "--drafter", "ngram", "--json")
+    report = json.loads(ran.out)
+    assert ran.code == 0
+    assert report["versions"]["outrider"] != "not installed"
+    assert report["machine"]["threads"] >= 1
+    pair = report["pair"]
+    assert pair["compatible"] is True
+    assert pair["strict_self_test"] == "passed"
+    assert pair["drafter"] == {"name": "ngram", "trusted": False}
+    for name in ("dtype", "device", "attention", "packing", "strict", "architecture", "vocab_size"):
+        assert name in pair
+    plain = outrider("doctor", "--model", model, "--drafter", "ngram")
+    assert "strict self test" in plain.out
+
+
+def test_doctor_says_why_a_pair_does_not_work(outrider: Command) -> None:
+    ran = outrider("doctor", "--model", "no/such/folder", "--json")
+    pair = json.loads(ran.out)["pair"]
+    assert ran.code == 2
+    assert pair["compatible"] is False
+    assert "no/such/folder" in pair["reason"]
+
+
+def test_training_reports_its_steps(
+    outrider: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def run_recipe(recipe: str, *, progress: Callable[[Progress], None], **rest: Any) -> Outcome:
+        assert (recipe, rest["resume"], rest["max_minutes"]) == ("tiny", True, 0.5)
+        progress(Progress(1, 2, 6.5, None, 100.0, 1.0))
+        progress(Progress(2, 2, 6.0, 400.0, 100.0, 2.0))
+        return Outcome(True, 2, 2048, 2.0, ())
+
+    monkeypatch.setattr("outrider.train.run_recipe", run_recipe)
+    ran = outrider("train", "lm", "tiny", "--out", str(tmp_path), "--max-minutes", "0.5")
+    assert ran.code == 0
+    assert "step 2/2  loss 6.000, held-out perplexity 400.00, 100 tokens/s" in ran.err
+    assert "step 2, 2048 tokens" in ran.out
+
+
+def test_interrupted_training_can_be_resumed(
+    outrider: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def run_recipe(*_: Any, **__: Any) -> Outcome:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("outrider.train.run_recipe", run_recipe)
+    ran = outrider("train", "lm", "tiny", "--out", str(tmp_path))
+    assert ran.code == 130
+    assert "resumes" in ran.err
+
+
+def test_an_unknown_recipe_is_refused(outrider: Command, tmp_path: Path) -> None:
+    ran = outrider("train", "lm", "no-such.toml", "--out", str(tmp_path))
+    assert ran.code == 2
+    assert "no-such.toml" in ran.err

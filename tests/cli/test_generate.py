@@ -1,0 +1,106 @@
+"""`outrider generate`: what is printed where, and in which colours."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import PROMPT, Ran
+from tests.house.layout import ROOT
+
+from outrider import LLM, SamplingParams
+from outrider.cli.terminal import escaped
+
+Command = Callable[..., Ran]
+
+
+def test_the_text_goes_to_standard_output_and_the_figures_to_standard_error(
+    generate: Command, model: str
+) -> None:
+    llm = LLM.load(model, "none")
+    expected = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=24))[0].text
+    ran = generate(PROMPT)
+    assert (ran.code, ran.out) == (0, escaped(expected) + "\n")
+    for word in ("24 tokens", "tokens/s", "acceptance rate", "mean acceptance length"):
+        assert word in ran.err
+    assert "\x1b" not in ran.out + ran.err
+
+
+def test_json_carries_everything(generate: Command) -> None:
+    ran = generate(PROMPT, "--json", "--compare", "--temperature", "0.9", "--seed", "3")
+    report = json.loads(ran.out)
+    assert ran.code == 0
+    assert len(report["token_ids"]) == len(report["sources"]) == 24
+    assert set(report["sources"]) <= {"draft", "correction", "bonus"}
+    assert report["finish_reason"] == "length"
+    assert report["stats"]["committed"] == 24
+    assert report["tokens_equal"] is True
+    assert report["plain"]["token_ids"] == report["token_ids"]
+    assert report["plain"]["stats"]["drafted"] == 0 < report["stats"]["drafted"]
+
+
+def test_compare_says_where_only_the_law_is_equal(generate: Command) -> None:
+    ran = generate(PROMPT, "--compare", "--temperature", "1", "-n", "4")
+    assert "plain:" in ran.err
+    assert "equal in law only" in ran.err
+
+
+def test_the_prompt_comes_from_a_file_or_standard_input(
+    generate: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "prompt.txt").write_text(PROMPT, encoding="utf-8")
+    from_file = generate("--file", str(tmp_path / "prompt.txt"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(PROMPT.encode())))
+    from_stdin = generate("-")
+    assert from_file.out == from_stdin.out == generate(PROMPT).out
+
+
+def test_colours_tell_the_sources_and_a_legend_says_which(
+    generate: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = generate(PROMPT).out
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    coloured = generate(PROMPT)
+    assert "\x1b[32m" in coloured.out, "accepted guesses are green"
+    assert "\x1b[1;36m" in coloured.out, "bonus tokens are cyan"
+    for source in ("draft", "correction", "bonus"):
+        assert source in coloured.err
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert generate(PROMPT).out == plain
+
+
+def test_stop_strings_may_be_repeated(generate: Command) -> None:
+    text = generate(PROMPT).out
+    stop = text.strip()[2:5]
+    ran = generate(PROMPT, "--stop", "never in any text", "--stop", stop, "--json")
+    report = json.loads(ran.out)
+    assert (report["finish_reason"], report["stop_reason"]) == ("stop", stop)
+    assert text.startswith(report["text"])
+
+
+def test_control_c_ends_cleanly_with_the_text_so_far(model: str) -> None:
+    words = ["generate", "--model", model, "--drafter", "ngram", "-n", "1900", PROMPT]
+    code = f"from outrider.cli import run; import sys; sys.exit(run({words!r}))"
+    with subprocess.Popen(
+        [sys.executable, "-u", "-c", code],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        first = process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        rest, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert (first + rest).decode().strip()
+    assert "(interrupted)" in err.decode()
+    assert "Traceback" not in err.decode()
