@@ -35,6 +35,7 @@ SMOKE = {
     "generate_tokens": 8,
     "short": 32,
     "long": 256,
+    "num_calibration": 2,
     "rounds": 3,
 }
 

@@ -1,8 +1,8 @@
 """Shape contracts at test time: jaxtyping annotations of the package become checks by beartype.
 
 The package imports jaxtyping under TYPE_CHECKING alone, so that running it needs neither. `install`
-puts a hook before the import system: when a module of the package has been executed and before anyone
-takes names from it, the jaxtyping names it mentions are put into its namespace, and every
+puts a hook before the import system: when a module of the package has been executed and before
+anyone takes names from it, the jaxtyping names it mentions are put into its namespace, and every
 function, method and dataclass whose annotations use one is replaced by its checked form.
 """
 

@@ -56,7 +56,8 @@ class Probe:
 
 def cost_ratio(draft: Probe, target: Probe, rounds: int) -> float:
     """The median over rounds of the mean draft forward over the target forward of the round."""
-    draft.time(1), target.time(1)
+    for probe in (draft, target):
+        probe.time(1)
     found: list[float] = []
     for _ in range(rounds):
         whole = target.time(1)
@@ -146,6 +147,15 @@ def size_draft(
         if max(own.feed_forward, width) in [sized.size.feed_forward for sized in tried]:
             break
     return tried[0]
+
+
+def draft_vocab(small: nn.Module, vocab: int, weights: float) -> int:
+    """The target's vocabulary, or the draft's own where that output layer alone passes `weights`.
+
+    Drafts for large vocabularies are often made so: what they cannot say, they never propose.
+    """
+    hidden = cast(Any, small.config).hidden_size
+    return vocab if vocab * hidden < weights else size_of(small).vocab
 
 
 def _width_of(small: nn.Module, num_layers: int, vocab: int, weights: float) -> int:

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import torch
 
-from outrider.bench.paired import Run
+from outrider.bench.paired import Runs
 from outrider.models.base import Rows, Target
 
 
 def differences(
     target: Target,
     prompts: Sequence[Sequence[int]],
-    plain: Sequence[Sequence[Run]],
-    other: Sequence[Sequence[Run]],
+    plain: Runs,
+    other: Runs,
 ) -> tuple[int, float | None]:
     """How many texts are equal, and the widest top-two gap where others first differ, or None."""
     gaps: list[float] = []

@@ -33,6 +33,10 @@ class Run:
         return (len(self.tokens) - 1) / (self.total_s - self.first_s)
 
 
+Runs = Sequence[Sequence[Run]]
+"""The runs of one arm: `[prompt][repetition]`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Arm:
     """One way to decode: a name, and what turns a prompt into a Run."""
@@ -85,14 +89,12 @@ def measure(
     return runs
 
 
-def ratios(
-    base: Sequence[Sequence[Run]], other: Sequence[Sequence[Run]], *, decode_only: bool = False
-) -> list[float]:
+def ratios(base: Runs, other: Runs, *, decode_only: bool = False) -> list[float]:
     """Per prompt, how many times faster `other` is than `base`, in tokens per second."""
     return [_rate(b, decode_only) / _rate(a, decode_only) for a, b in zip(base, other, strict=True)]
 
 
-def median_rate(runs: Sequence[Sequence[Run]], *, decode_only: bool = False) -> float:
+def median_rate(runs: Runs, *, decode_only: bool = False) -> float:
     """Median over prompts of tokens per second."""
     return float(np.median([_rate(prompt, decode_only) for prompt in runs]))
 

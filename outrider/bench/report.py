@@ -84,7 +84,7 @@ class Report:
     seconds: float
     mirrored: bool
     acceptance_per_pos: tuple[float, ...]
-    faithful: dict[str, Faithfulness]
+    faithful: dict[int, Faithfulness]
     speed: tuple[SpeedRow, ...]
     generate: tuple[GenerateRow, ...]
 
@@ -116,13 +116,18 @@ class Report:
             f"{_share(self.others_during)}.",
             "Brackets: bootstrap 95 % interval of the geometric mean over prompts.",
         ]
-        for name, found in self.faithful.items():
+        for vocab, found in self.faithful.items():
             lines.append(
-                f"{name}: logits differ from the small target's by {found.difference:.1e} of the "
-                f"largest; no extra token comes nearer than {found.margin:.2g} to the best, over "
-                f"{found.num_rows} rows."
+                f"Inflated, vocabulary {vocab}: logits differ from the small target's by "
+                f"{found.difference:.1e} of the largest; no extra token comes nearer than "
+                f"{found.margin:.2g} to the best, over {found.num_rows} rows; plain texts equal to "
+                f"the small target's: {self._as_small(vocab)}."
             )
         return "\n".join(f"* {line}" for line in lines)
+
+    def _as_small(self, vocab: int) -> str:
+        rows = [row for row in self.speed if row.pair == "inflated" and row.vocab == vocab]
+        return f"{rows[0].as_small}/{rows[0].num_prompts}" if rows else "not compared"
 
 
 def speed_table(rows: Sequence[SpeedRow]) -> str:

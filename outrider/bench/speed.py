@@ -13,19 +13,20 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from outrider.bench.arms import Decoder, Generate
+from outrider.bench.arms import Acceptance, Decoder, Generate
 from outrider.bench.calibrate import (
     MAX_DEPTH,
     Probe,
     choose_depth,
     cost_ratio,
+    draft_vocab,
     size_draft,
     verify_costs,
 )
 from outrider.bench.equality import differences
 from outrider.bench.inflate import Faithfulness, Size, compare, inflate, size_of, weights_read
 from outrider.bench.machine import Machine, Neighbours
-from outrider.bench.paired import Interval, measure, median_rate, ratios
+from outrider.bench.paired import Interval, Runs, measure, median_rate, ratios
 from outrider.bench.report import GenerateRow, Report, SpeedRow
 from outrider.bench.settings import Progress, Settings
 from outrider.drafters import ModelDrafter, NoDrafter
@@ -85,6 +86,18 @@ class _Draft:
     k: int
     expected: float
 
+    def __str__(self) -> str:
+        return f"c={self.cost:.3f} k={self.k}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A target to be timed with its drafts: what the table calls it, and the weights it reads."""
+
+    name: str
+    target: HuggingFaceTarget
+    weights: int
+
 
 class _Bench:
     """The pair, its prompts, and the rows measured so far."""
@@ -94,7 +107,7 @@ class _Bench:
         self.dtype = settings.dtype or default_dtype(torch.device("cpu"))
         self.speed: list[SpeedRow] = []
         self.generate: list[GenerateRow] = []
-        self.faithful: dict[str, Faithfulness] = {}
+        self.faithful: dict[int, Faithfulness] = {}
         self._progress = progress
         self._tokenizer = TextTokenizer(settings.target)
         self._small = load_llama(settings.target)
@@ -123,7 +136,7 @@ class _Bench:
         k, expected = choose_depth(self.acceptance_per_pos, cost, verify)
         vocab = size_of(self._small_draft).vocab
         one = _Draft(draft, vocab, weights_read(self._small_draft), None, cost, k, expected)
-        self._compare("bundled", target, weights_read(self._small), [one])
+        self._compare(_Pair("bundled", target, weights_read(self._small)), [one])
         settings = self.settings
         twin = self._plain(load_llama(settings.target))
         self._against_generate("bundled", target, twin, settings.num_prompts, settings.num_tokens)
@@ -133,12 +146,10 @@ class _Bench:
         for vocab in self.settings.vocabs:
             self._progress.note(f"inflating to a vocabulary of {vocab}")
             big = inflate(self._small, self._size(vocab), self.settings.seed)
-            self.faithful[f"inflated, vocabulary {vocab}"] = compare(
-                self._small, big, [self._prompts[0], self._others[0]]
-            )
+            self.faithful[vocab] = compare(self._small, big, [self._prompts[0], self._others[0]])
             weights, target = weights_read(big), self._wrap(big)
             drafts = self._drafts(target, weights, vocab)
-            self._compare("inflated", target, weights, drafts)
+            self._compare(_Pair("inflated", target, weights), drafts)
             if vocab == self.settings.vocabs[0]:
                 twin = self._plain(inflate(self._small, self._size(vocab), self.settings.seed))
                 settings = self.settings
@@ -188,13 +199,10 @@ class _Bench:
         drafts: list[_Draft] = []
         for index, wanted in enumerate(self.settings.costs):
             self._progress.note(f"sizing a draft for c = {wanted}")
-            hidden = self._small_draft.get_input_embeddings().weight.shape[1]
-            # Where the output layer alone would cost too much, the draft keeps its vocabulary.
-            own = size_of(self._small_draft).vocab
             sized = size_draft(
                 self._small_draft,
                 wanted,
-                vocab=vocab if vocab * hidden < wanted * weights else own,
+                vocab=draft_vocab(self._small_draft, vocab, wanted * weights),
                 target=probe,
                 target_layers=self.settings.num_layers,
                 target_weights=weights,
@@ -220,16 +228,12 @@ class _Bench:
         probe.close()
         return drafts
 
-    def _compare(
-        self, pair: str, target: HuggingFaceTarget, weights: int, drafts: Sequence[_Draft]
-    ) -> None:
-        plain = self._decoder(f"{pair}, drafter=none", target, None, 1)
+    def _compare(self, pair: _Pair, drafts: Sequence[_Draft]) -> None:
+        """Plain decoding and every draft on the timed prompts, interleaved."""
+        plain = self._decoder(f"{pair.name}, drafter=none", pair.target, None, 1)
         others = [
             self._decoder(
-                f"{pair}, drafter=draft c={draft.cost:.3f} k={draft.k}",
-                target,
-                draft.target,
-                draft.k,
+                f"{pair.name}, drafter=draft, {draft}", pair.target, draft.target, draft.k
             )
             for draft in drafts
         ]
@@ -237,42 +241,42 @@ class _Bench:
         for decoder in (plain, *others):
             decoder.warm(longest)
         arms = [decoder.arm for decoder in (plain, *others)]
-        runs = measure(
-            arms, self._prompts, mirrored=self.settings.mirrored, tick=self._progress.step
-        )
+        mirrored = self.settings.mirrored
+        runs = measure(arms, self._prompts, mirrored=mirrored, tick=self._progress.step)
         for draft, decoder, found in zip(drafts, others, runs[1:], strict=True):
-            self._progress.note(f"checking {decoder.arm.name}")
-            speedups = ratios(runs[0], found)
-            same, gap = differences(target, self._prompts, runs[0], found)
-            counts = decoder.acceptance()
-            self.speed.append(
-                SpeedRow(
-                    pair=pair,
-                    vocab=target.vocab_size,
-                    draft_vocab=draft.vocab,
-                    target_weights=weights,
-                    draft_weights=draft.weights,
-                    cost_wanted=draft.wanted,
-                    cost=draft.cost,
-                    cost_after=self._cost(draft.target, target),
-                    k=draft.k,
-                    expected=draft.expected,
-                    plain_tok_s=median_rate(runs[0]),
-                    speculative_tok_s=median_rate(found),
-                    speedup=Interval.of(speedups),
-                    speedups=tuple(speedups),
-                    acceptance_rate=counts.rate,
-                    mean_acceptance_length=counts.mean_length,
-                    num_prompts=len(self._prompts),
-                    num_tokens=self.settings.num_tokens,
-                    same_tokens=same,
-                    widest_gap=gap,
-                    as_small=sum(
-                        texts[0].tokens == small
-                        for texts, small in zip(runs[0], self._small_texts, strict=True)
-                    ),
-                )
-            )
+            row = self._row(pair, draft, decoder.acceptance(), runs[0], found)
+            self.speed.append(row)
+            self._progress.note(f"{decoder.arm.name}: {row.speedup.mean:.2f} times as fast")
+
+    def _row(
+        self, pair: _Pair, draft: _Draft, counts: Acceptance, plain: Runs, found: Runs
+    ) -> SpeedRow:
+        speedups = ratios(plain, found)
+        same, gap = differences(pair.target, self._prompts, plain, found)
+        texts = zip(plain, self._small_texts, strict=True)
+        return SpeedRow(
+            pair=pair.name,
+            vocab=pair.target.vocab_size,
+            draft_vocab=draft.vocab,
+            target_weights=pair.weights,
+            draft_weights=draft.weights,
+            cost_wanted=draft.wanted,
+            cost=draft.cost,
+            cost_after=self._cost(draft.target, pair.target),
+            k=draft.k,
+            expected=draft.expected,
+            plain_tok_s=median_rate(plain),
+            speculative_tok_s=median_rate(found),
+            speedup=Interval.of(speedups),
+            speedups=tuple(speedups),
+            acceptance_rate=counts.rate,
+            mean_acceptance_length=counts.mean_length,
+            num_prompts=len(self._prompts),
+            num_tokens=self.settings.num_tokens,
+            same_tokens=same,
+            widest_gap=gap,
+            as_small=sum(runs[0].tokens == small for runs, small in texts),
+        )
 
     def _cost(self, draft: Target, target: Target) -> float:
         probes = Probe(draft, self._probe), Probe(target, self._probe)

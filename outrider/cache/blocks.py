@@ -72,10 +72,11 @@ class BlockAllocator:
                 return after + 1
         fallback = None
         for block, (owner, promised) in enumerate(zip(self._owner, self._promised, strict=True)):
-            if owner is None and promised == seq:
+            if owner is not None:
+                continue
+            if promised == seq:
                 return block
-            # Another's promise is taken last, and from its end: its owner keeps the run longest.
-            if owner is None and (promised is None or fallback is None or self._promised[fallback] is not None):
-                if promised is not None or fallback is None or self._promised[fallback] is not None:
-                    fallback = block
+            # Nobody's block first; another's promise only from its end, so that its run stays longest.
+            if fallback is None or self._promised[fallback] is not None:
+                fallback = block
         return fallback

@@ -80,7 +80,9 @@ class CacheManager:
     def open(self, reserve: int) -> int:
         """Return the handle of a new empty sequence that may grow to about `reserve` tokens."""
         if reserve < 0:
-            raise InvalidConfig(f"reserve is {reserve} tokens; give the length the sequence may grow to, 0 or more")
+            raise InvalidConfig(
+                f"reserve is {reserve} tokens; give the length the sequence may grow to, 0 or more"
+            )
         seq = self._next_handle
         self._next_handle += 1
         wanted = -(-max(reserve, 1) // BLOCK_SLOTS)
@@ -111,13 +113,17 @@ class CacheManager:
             self._ensure_free_block()
             blocks.append(self._allocator.take(seq, blocks[-1] if blocks else None))
         is_run = blocks[-1] - blocks[0] + 1 == len(blocks) and blocks == sorted(blocks)
-        return Slots(count, blocks[0] * BLOCK_SLOTS if is_run else None, () if is_run else tuple(blocks))
+        return Slots(
+            count, blocks[0] * BLOCK_SLOTS if is_run else None, () if is_run else tuple(blocks)
+        )
 
     def pool(self, layer: int, keys_like: Tensor, values_like: Tensor) -> LayerPool:
         """Return the layer's pool, made at first use for rows `[kv_heads, rows, head_dim]` like these."""
         pool = self._pools.get(layer)
         if pool is None:
-            pool = LayerPool(_empty_like(keys_like, self.num_blocks), _empty_like(values_like, self.num_blocks))
+            pool = LayerPool(
+                _empty_like(keys_like, self.num_blocks), _empty_like(values_like, self.num_blocks)
+            )
             self._pools[layer] = pool
         return pool
 
@@ -157,7 +163,7 @@ class CacheManager:
     def close(self, seq: int) -> None:
         """Free the sequence's blocks; its handle means nothing afterwards."""
         sequence = self._sequence(seq)
-        with torch.inference_mode():
+        with torch.no_grad():
             for pool in self._pools.values():
                 for block in sequence.blocks:
                     slots = slice(block * BLOCK_SLOTS, (block + 1) * BLOCK_SLOTS)
@@ -170,12 +176,14 @@ class CacheManager:
     def _sequence(self, seq: int) -> _Sequence:
         sequence = self._sequences.get(seq)
         if sequence is None:
-            raise InvalidConfig(f"sequence {seq} is not open; use a handle that open() returned and close() has not ended")
+            raise InvalidConfig(
+                f"sequence {seq} is not open; use a handle that open() returned and close() has not ended"
+            )
         return sequence
 
     def _move(self, seq: int, sequence: _Sequence, nodes: list[int], first: int) -> None:
         slots = self.reserve(seq, 0)
-        with torch.inference_mode():
+        with torch.no_grad():
             for pool in self._pools.values():
                 index = slots.index(sequence.length, slots.count, pool.keys.device)
                 source = index[torch.tensor(nodes, device=index.device)]
@@ -203,16 +211,24 @@ class CacheManager:
 
     def _grow(self, num_blocks: int) -> None:
         # At least doubling keeps the copies amortised.
-        num_blocks = max(num_blocks, 2 * self.num_blocks if self._may_hold(2 * self.num_blocks) else 0)
-        with torch.inference_mode():
-            for layer, pool in self._pools.items():
-                self._pools[layer] = LayerPool(_grown(pool.keys, num_blocks), _grown(pool.values, num_blocks))
+        num_blocks = max(
+            num_blocks, 2 * self.num_blocks if self._may_hold(2 * self.num_blocks) else 0
+        )
+        for layer, pool in self._pools.items():
+            self._pools[layer] = LayerPool(
+                _grown(pool.keys, num_blocks), _grown(pool.values, num_blocks)
+            )
         self._allocator.grow(num_blocks)
 
 
 def _check_path(path: int | Sequence[int], nodes: Sequence[int], num_staged: int) -> None:
     ascending = all(a < b for a, b in zip(nodes, nodes[1:], strict=False))
-    if isinstance(path, int) and path < 0 or not ascending or (nodes and not 0 <= nodes[0] <= nodes[-1] < num_staged):
+    if (
+        (isinstance(path, int)
+        and path < 0)
+        or not ascending
+        or (nodes and not 0 <= nodes[0] <= nodes[-1] < num_staged)
+    ):
         raise InvalidConfig(
             f"commit of {path!r} with {num_staged} rows staged; give a count up to {num_staged} or ascending node indices"
         )
@@ -220,10 +236,14 @@ def _check_path(path: int | Sequence[int], nodes: Sequence[int], num_staged: int
 
 def _empty_like(rows: Tensor, num_blocks: int) -> Tensor:
     heads, _, dim = rows.shape
-    return torch.zeros(heads, num_blocks * BLOCK_SLOTS, dim, dtype=rows.dtype, device=rows.device)
+    # A pool outlives the forward that made it, and must be writable outside of inference mode.
+    with torch.inference_mode(False):
+        return torch.zeros(
+            heads, num_blocks * BLOCK_SLOTS, dim, dtype=rows.dtype, device=rows.device
+        )
 
 
 def _grown(pool: Tensor, num_blocks: int) -> Tensor:
-    grown = pool.new_zeros(pool.shape[0], num_blocks * BLOCK_SLOTS, pool.shape[2])
+    grown = _empty_like(pool, num_blocks)
     grown[:, : pool.shape[1]] = pool
     return grown

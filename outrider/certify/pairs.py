@@ -56,13 +56,14 @@ def fixed(name: str, p: list[int], q: list[int], depth: int, length: int) -> Pai
 def random_pair(seed: int) -> Pair:
     """A pair of 2 to 6 tokens at depth 1 to 3, with zeros, ties, equal and one-hot laws among its own."""
     chance = random.Random(f"pair {seed}")
-    vocab_size = chance.choice((2, 2, 3, 3, 4, 5, 6))
-    depth = chance.choice((1, 2, 2, 3) if vocab_size < 4 else (1, 2))
-    length = {1: 4, 2: 4, 3: 5}[depth] if vocab_size < 4 else 3
+    vocab_size = chance.choice((2, 2, 3, 4, 5, 6))
+    depth = chance.choice((1, 2, 3))
+    length = 4 if vocab_size < 4 else depth + 1
     top = chance.choice((2, 3, 5))
+    holes = 0.2 if vocab_size < 4 else 0.55
 
     def weights(chance: random.Random) -> list[int]:
-        drawn = [chance.randint(0, top) for _ in range(vocab_size)]
+        drawn = [0 if chance.random() < holes else chance.randint(1, top) for _ in range(vocab_size)]
         drawn[chance.randrange(vocab_size)] += 1
         return drawn
 

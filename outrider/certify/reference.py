@@ -81,21 +81,30 @@ def block_weights(round: Round) -> list[Number]:
     return b
 
 
-def block_threshold(round: Round, b: Sequence[Number], length: int) -> Number:
-    """h of the prefix of `length` >= 1 tokens."""
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The fraction `part / whole`, kept apart so that a test needs no division."""
+
+    part: Number
+    whole: Number
+
+
+def block_share(round: Round, b: Sequence[Number], length: int) -> Share:
+    """h of the prefix of `length` >= 1 tokens: b at the end, else S / (S + 1 - b)."""
     if length == len(round.tokens):
-        return b[length]
+        return Share(b[length], Fraction(1))
     p, q = round.target[length], round.draft[length]
     mass = sum(max(0 * x, b[length] * x - y) for x, y in zip(p, q, strict=True))
     room = mass + 1 - b[length]
-    return mass / room if room > 0 else Fraction(1)
+    return Share(mass, room) if room > 0 else Share(Fraction(1), Fraction(1))
 
 
 def block(round: Round) -> Outcome:
     """Sun et al. 2025: the longest prefix with u[i-1] < h[i]; then max(0, b P - Q)."""
     b = block_weights(round)
     for length in range(len(round.tokens), 0, -1):
-        if round.noise.test(length - 1) < block_threshold(round, b, length):
+        h = block_share(round, b, length)
+        if round.noise.test(length - 1) * h.whole < h.part:
             return _after_block(round, b, length)
     return _after_block(round, b, 0)
 

@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from outrider.certify.enumerate import Scheme
-from outrider.certify.pairs import Pair, fixed, random_pair
+from outrider.certify.pairs import Pair, fixed, fractions_of
 from outrider.certify.reference import (
     IN_LAW,
     Outcome,
     ReferenceRule,
     Round,
-    block_threshold,
+    block_share,
     block_weights,
     excess,
     inverse_cdf,
 )
-from outrider.decoding.theory import LawRow, Number
+from outrider.decoding.theory import LawRow, Model, Number
 from outrider.noise import STREAM_ACCEPT, STREAM_DRAFT, STREAM_EXTRA
 
 
@@ -37,7 +37,7 @@ class Wrong:
 
 def wrong_schemes() -> list[Wrong]:
     """At least three broken variants of every rule in law."""
-    pair, sun = random_pair(3), fixed("sun", [1, 2], [2, 1], depth=2, length=4)
+    pair, sun = _small_pair(), fixed("sun", [1, 2], [2, 1], depth=2, length=4)
     forbidden = fixed("a token the target forbids", [0, 1], [1, 1], depth=2, length=3)
     token, block, match = IN_LAW["token"], IN_LAW["block"], IN_LAW["match"]
     broken = [
@@ -59,10 +59,21 @@ def wrong_schemes() -> list[Wrong]:
         broken += [
             (name, Scheme("draft law not the one sampled", rule, reported=_flattened), pair),
             (name, Scheme("draft noise used again to test", rule, test_address=_as_draft), pair),
-            (name, Scheme("test noise used again to add", rule, extra_address=_as_test), pair),
+            (name, Scheme("test noise used again to add", rule, extra_address=_as_test), sun),
             (name, Scheme("last draft dropped for its value", rule, dropped=_unlikely), pair),
         ]
     return [Wrong(*entry) for entry in broken]
+
+
+def _small_pair() -> Pair:
+    """Both laws depend on the token before; every defect shows."""
+    p = [fractions_of(weights) for weights in ([1, 2, 3], [3, 1, 0], [2, 2, 1], [0, 1, 4])]
+    q = [fractions_of(weights) for weights in ([2, 2, 1], [1, 1, 1], [0, 1, 2], [3, 1, 1])]
+
+    def after(laws: list[LawRow]) -> Model:
+        return lambda prefix: laws[prefix[-1] + 1 if prefix else 0]
+
+    return Pair("three tokens", 3, 2, 3, after(p), after(q))
 
 
 def _added_from(rule: ReferenceRule, side: str) -> ReferenceRule:
@@ -98,7 +109,8 @@ def _token_not_strict(round: Round) -> Outcome:
 def _block_not_strict(round: Round) -> Outcome:
     b = block_weights(round)
     for length in range(len(round.tokens), 0, -1):
-        if round.noise.test(length - 1) <= block_threshold(round, b, length):
+        h = block_share(round, b, length)
+        if round.noise.test(length - 1) * h.whole <= h.part:
             return _add(round, b, length)
     return _add(round, b, 0)
 
@@ -110,9 +122,9 @@ def _block_uncapped(round: Round) -> Outcome:
     for x, p, q in zip(round.tokens, round.target, round.draft, strict=False):
         product *= p[x] / q[x]
     for length in range(len(round.tokens), 0, -1):
-        last = length == len(round.tokens)
-        cut = product if last else block_threshold(round, b, length)
-        if round.noise.test(length - 1) < cut:
+        h = block_share(round, b, length)
+        part = product if length == len(round.tokens) else h.part
+        if round.noise.test(length - 1) * h.whole < part:
             return _add(round, b, length)
     return _add(round, b, 0)
 
@@ -120,7 +132,8 @@ def _block_uncapped(round: Round) -> Outcome:
 def _block_unscaled(round: Round) -> Outcome:
     b = block_weights(round)
     for length in range(len(round.tokens), 0, -1):
-        if round.noise.test(length - 1) < block_threshold(round, b, length):
+        h = block_share(round, b, length)
+        if round.noise.test(length - 1) * h.whole < h.part:
             return _add(round, [Fraction(1)] * len(b), length)
     return _add(round, [Fraction(1)] * len(b), 0)
 

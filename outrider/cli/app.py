@@ -1,4 +1,4 @@
-"""The commands put together, and what their ends mean: 0 done, 1 not equal, 2 an error, 130 interrupted."""
+"""The commands put together, and how they end: 0 done, 1 not equal, 2 error, 130 interrupted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`outrider demo`: the bundled pair on a held-out prompt, plain and speculative, token against token."""
+"""`outrider demo`: the bundled pair on held-out code, plain and speculative, token by token."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def demo(
 ) -> int:
     """Watch the bundled models complete held-out code, plainly and speculatively.
 
-    Both texts are timed twice, in the order plain, speculative, speculative, plain; the exit code is 1
-    when their tokens differ.
+    Both texts are timed twice, in the order plain, speculative, speculative, plain; the exit code
+    is 1 when their tokens differ.
 
     \b
     Examples:
@@ -146,7 +146,7 @@ class _Silent:
 
 
 class _Columns:
-    """Two columns on a terminal: the plain text fills the left at its pace, then the other the right."""
+    """Two columns on a terminal: the plain text fills the left, then the other one the right."""
 
     def __init__(self, console: Console, llm: LLM, prompt: list[int], text: str) -> None:
         self._llm, self._prompt = llm, prompt

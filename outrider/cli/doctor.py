@@ -1,4 +1,4 @@
-"""`outrider doctor`: what is installed, what the machine can do, and whether a pair works on it exactly."""
+"""`outrider doctor`: what is installed, what the machine can do, and whether a pair works on it."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def doctor(
 ) -> int:
     """Report versions, device, arithmetic, attention path, and whether model and drafter fit.
 
-    The self-test decodes a few tokens plainly and speculatively under --strict, greedily and with a seed,
-    and says whether they are the very same. Exit code 2 where the pair cannot be used.
+    The self-test decodes a few tokens plainly and speculatively under --strict, greedily and with a
+    seed, and says whether they are the very same. Exit code 2 where the pair cannot be used.
 
     \b
     Examples:
@@ -42,7 +42,11 @@ def doctor(
       outrider doctor --model ./llama --drafter draft:./llama-small
       outrider doctor --json
     """
-    report = {"versions": versions(), "machine": machine(), "pair": pair(model, drafter, dtype, device)}
+    report = {
+        "versions": versions(),
+        "machine": machine(),
+        "pair": pair(model, drafter, dtype, device),
+    }
     if json_output:
         typer.echo(json.dumps(report, default=str))
     else:
@@ -111,5 +115,9 @@ def _print(report: dict[str, dict[str, Any]]) -> None:
     for title, entries in report.items():
         console.out(title, style="bold", highlight=False)
         for name, value in entries.items():
-            shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
+            shown = (
+                ", ".join(f"{k} {v}" for k, v in value.items())
+                if isinstance(value, dict)
+                else value
+            )
             console.out(f"  {name.replace('_', ' '):<18} {shown}", highlight=False)

@@ -23,14 +23,17 @@ LAW = SamplingParams()
 
 def generate(
     prompt: Annotated[
-        str | None, typer.Argument(help="The text to continue; '-' or nothing reads standard input.")
+        str | None,
+        typer.Argument(help="The text to continue; '-' or nothing reads standard input."),
     ] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt here.")] = None,
     model: options.Model = "bundled",
     drafter: options.Drafter = "auto",
     depth: options.Depth = 4,
     rule: options.Rule = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="New tokens at most.")] = 128,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", "-n", help="New tokens at most.")
+    ] = 128,
     temperature: Annotated[
         float, typer.Option("--temperature", "-t", help="0 takes the likeliest token each time.")
     ] = 0.0,
@@ -55,9 +58,9 @@ def generate(
 ) -> int:
     """Continue a prompt.
 
-    On a terminal the source of each token is told by its colour; otherwise the text is plain. Control
-    characters the model writes are shown escaped; --json carries the text as it is. Ctrl-C ends
-    with the text so far and exit code 130.
+    On a terminal the source of each token is told by its colour; otherwise the text is plain.
+    Control characters the model writes are shown escaped; --json carries the text as it is. Ctrl-C
+    ends with the text so far and exit code 130.
 
     \b
     Examples:
@@ -108,15 +111,15 @@ class _Screen:
     def __init__(self, llm: LLM, prompt: list[int]) -> None:
         self._spans = SourceSpans(llm.tokenizer, prompt)
         self._console = terminal.out()
-        if self._console.is_terminal and not self._console.no_color:
+        self._coloured = terminal.shows_colours(self._console)
+        if self._coloured:
             terminal.err().print(terminal.legend())
 
     def __call__(self, delta: Delta) -> None:
         for text, source in self._spans.of(delta):
+            style = terminal.STYLES[source] if self._coloured else None
             # `out` and not `print`: wrapping and tab expansion would change the text.
-            self._console.out(
-                terminal.escaped(text), style=terminal.STYLES[source], highlight=False, end=""
-            )
+            self._console.out(terminal.escaped(text), style=style, highlight=False, end="")
         self._console.file.flush()
 
 
@@ -146,14 +149,10 @@ def _speed_up(run: Run, plain: Run) -> float:
     return run.metrics.tokens_per_s / (plain.metrics.tokens_per_s or 1.0)
 
 
-def _print_json(
-    run: Run, plain: Run | None, sampling: SamplingParams, *, comparable: bool
-) -> None:
+def _print_json(run: Run, plain: Run | None, sampling: SamplingParams, *, comparable: bool) -> None:
     report: dict[str, Any] = {**run.as_dict(), "seed": sampling.seed}
     if plain is not None:
         report["plain"] = plain.as_dict()
         report["speed_up"] = _speed_up(run, plain)
         report["tokens_equal"] = run.token_ids == plain.token_ids if comparable else None
     typer.echo(json.dumps(report))
-
-

@@ -36,7 +36,8 @@ Rule = Annotated[
 Strict = Annotated[
     bool | None,
     typer.Option(
-        "--strict/--no-strict", help="One arithmetic class for everything: logits equal bit for bit."
+        "--strict/--no-strict",
+        help="One arithmetic class for everything: logits equal bit for bit.",
     ),
 ]
 Dtype = Annotated[
@@ -93,10 +94,14 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
         if file is not None and str(file) != "-":
             return file.read_text(encoding="utf-8")
         if argument is None and file is None and sys.stdin.isatty():
-            raise InvalidConfig("no prompt; give one as argument, with --file, or on standard input")
+            raise InvalidConfig(
+                "no prompt; give one as argument, with --file, or on standard input"
+            )
         return sys.stdin.buffer.read().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidConfig(f"the prompt in {str(file or '-')!r} cannot be read: {error}") from error
+        raise InvalidConfig(
+            f"the prompt in {str(file or '-')!r} cannot be read: {error}"
+        ) from error
 
 
 def greedy_or_seeded(sampling: SamplingParams, rule: str | None) -> bool:

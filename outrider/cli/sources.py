@@ -1,4 +1,4 @@
-"""Which characters of a text came from which source: deltas say it per token, readers see characters."""
+"""Which characters of a text came from which source: deltas say it per token."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class SourceSpans:
     """Cuts the text of successive deltas into spans of one source each.
 
-    A character belongs to the token that completed it. Deltas hold back what a stop string may take,
-    so their text can lag behind their tokens; it is never ahead.
+    A character belongs to the token that completed it. Deltas hold back what a stop string may
+    take, so their text can lag behind their tokens; it is never ahead.
     """
 
     def __init__(self, tokenizer: Decodes, prompt: Sequence[int]) -> None:

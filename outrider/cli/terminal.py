@@ -1,8 +1,9 @@
-"""What the terminal gets: escaped model text, colours where they can be seen, one line per error."""
+"""What the terminal gets: escaped text, colours where they can be seen, one line per error."""
 
 from __future__ import annotations
 
 import io
+import logging
 import os
 import sys
 import unicodedata
@@ -25,8 +26,11 @@ BIDIRECTIONAL = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
 
 def prepare_streams() -> None:
-    """Characters the terminal's encoding lacks are shown escaped; other libraries draw no bars."""
+    """Characters the terminal's encoding lacks are shown escaped; model libraries keep silent."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    # The variable is read once, when the library is loaded; this holds where it is loaded already.
+    logging.getLogger("transformers").setLevel(logging.ERROR)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -40,6 +44,11 @@ def out() -> Console:
 def err() -> Console:
     """Standard error, where everything goes that is not the result."""
     return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def shows_colours(console: Console) -> bool:
+    """Whether sources can be told by colour there."""
+    return console.is_terminal and not console.no_color
 
 
 def error_line(message: str) -> None:

@@ -54,7 +54,7 @@ def train_lm(
 
 
 class _Bar:
-    """A bar with loss, held-out perplexity and speed; about a hundred lines where there is no terminal."""
+    """A bar with loss, held-out perplexity and speed; lines where there is no terminal."""
 
     def __init__(self) -> None:
         self._console = terminal.err()

@@ -145,7 +145,7 @@ class MatchRule(Rule):
         rows = torch.arange(num_rows, device=target_BTV.device)
         uniform_BT = _extra(noise, rows)
         drawn = inverse_cdf(target_BTV.reshape(-1, width), uniform_BT.flatten())
-        return _while_equal(draft, drawn.view(num_texts, num_rows))
+        return while_equal(draft, drawn.view(num_texts, num_rows))
 
 
 class GreedyRule(Rule):
@@ -157,7 +157,7 @@ class GreedyRule(Rule):
 
     def verify(self, draft: ChainDraft, target_BTV: Tensor, noise: RoundNoise) -> Verdict:
         """No noise is read."""
-        return _while_equal(draft, target_BTV.argmax(-1))
+        return while_equal(draft, target_BTV.argmax(-1))
 
     def draw(self, law: Law, noise_n: RoundNoise, index: int) -> Tensor:
         """The law's likeliest token."""
@@ -187,7 +187,7 @@ class CoupledRule(Rule):
         if not real.all():
             rows = rows.masked_fill(~real.reshape(-1, 1), 0)
         drawn = gumbel_race(rows, None, wide.seed_B, wide.sample_B, wide.anchor_B + ahead)
-        return _while_equal(draft, drawn.view(num_texts, num_rows))
+        return while_equal(draft, drawn.view(num_texts, num_rows))
 
     def draw(self, law: Law, noise_n: RoundNoise, index: int) -> Tensor:
         """The race at position anchor + index with the draft's law."""
@@ -234,7 +234,7 @@ def _run_length(passed_BK: Tensor) -> Tensor:
     return passed_BK.to(torch.int64).cumprod(1).sum(1)
 
 
-def _while_equal(draft: ChainDraft, target_tokens_BT: Tensor) -> Verdict:
+def while_equal(draft: ChainDraft, target_tokens_BT: Tensor) -> Verdict:
     """Keeps drafted tokens while they equal the target's, and adds the target's next."""
     depth = draft.tokens_BK.shape[1]
     equal_BK = (target_tokens_BT[:, :depth] == draft.tokens_BK) & _within(draft)

@@ -111,11 +111,14 @@ def optimal_depth(
     return best
 
 
+def match_expected_accepted(p: Model, q: Model, depth: int) -> Number:
+    """Drafted tokens the `match` rule keeps of a chain: w(x) = w(parent) p(x) q(x), summed."""
+    return _sum_over_prefixes(p, q, depth, lambda kept, _, p_x, q_x: kept * p_x * q_x)
+
+
 def token_expected_accepted(p: Model, q: Model, depth: int) -> Number:
     """Drafted tokens the `token` rule keeps of a chain: w(x) = w(parent) min(p, q)(x), summed."""
-    return _sum_over_prefixes(
-        p, q, depth, lambda kept, _, p_x, q_x: kept * min(p_x, q_x)
-    )
+    return _sum_over_prefixes(p, q, depth, lambda kept, _, p_x, q_x: kept * min(p_x, q_x))
 
 
 def block_expected_accepted(p: Model, q: Model, depth: int) -> Number:

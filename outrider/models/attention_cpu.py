@@ -14,7 +14,9 @@ PIECE_SCORES = 1 << 19
 """Scores computed at a time: 2 MB of float32 for all cores, which stays in the processor's cache."""
 
 
-def attend_cpu(query: Tensor, keys: Tensor, values: Tensor, visible: Visible, options: Options) -> Tensor:
+def attend_cpu(
+    query: Tensor, keys: Tensor, values: Tensor, visible: Visible, options: Options
+) -> Tensor:
     """Return the attention of one span, `[r, H, D]` in the query's dtype.
 
     `query` `[H, r, D]`; `keys`, `values` `[G, n, D]` are the tokens from `visible.first` on.
@@ -22,22 +24,32 @@ def attend_cpu(query: Tensor, keys: Tensor, values: Tensor, visible: Visible, op
     heads, rows, dim = query.shape
     groups, count, _ = keys.shape
     folded = query.reshape(groups, heads // groups * rows, dim)
-    if options.softcap is None and options.sinks is None and groups * folded.shape[1] * count <= PIECE_SCORES:
+    if (
+        options.softcap is None
+        and options.sinks is None
+        and groups * folded.shape[1] * count <= PIECE_SCORES
+    ):
         out = _whole(folded, keys, values, visible, options)
     else:
         out = _in_pieces(folded, keys, values, visible, options)
     return out.view(heads, rows, -1).transpose(0, 1)
 
 
-def _whole(folded: Tensor, keys: Tensor, values: Tensor, visible: Visible, options: Options) -> Tensor:
-    scores = torch.baddbmm(folded.new_empty(()), folded, keys.transpose(1, 2), beta=0, alpha=options.scaling)
+def _whole(
+    folded: Tensor, keys: Tensor, values: Tensor, visible: Visible, options: Options
+) -> Tensor:
+    scores = torch.baddbmm(
+        folded.new_empty(()), folded, keys.transpose(1, 2), beta=0, alpha=options.scaling
+    )
     _hide(scores, visible, 0)
     if scores.dtype == torch.float32:
         return torch.bmm(torch.softmax(scores, -1), values)
     return torch.bmm(torch.softmax(scores, -1, dtype=torch.float32).to(values.dtype), values)
 
 
-def _in_pieces(folded: Tensor, keys: Tensor, values: Tensor, visible: Visible, options: Options) -> Tensor:
+def _in_pieces(
+    folded: Tensor, keys: Tensor, values: Tensor, visible: Visible, options: Options
+) -> Tensor:
     groups, rows, _ = folded.shape
     count = keys.shape[1]
     piece = max(64, PIECE_SCORES // (groups * rows))
@@ -45,7 +57,11 @@ def _in_pieces(folded: Tensor, keys: Tensor, values: Tensor, visible: Visible, o
     for first in range(0, count, piece):
         last = min(first + piece, count)
         scores = torch.baddbmm(
-            folded.new_empty(()), folded, keys[:, first:last].transpose(1, 2), beta=0, alpha=options.scaling
+            folded.new_empty(()),
+            folded,
+            keys[:, first:last].transpose(1, 2),
+            beta=0,
+            alpha=options.scaling,
         ).float()
         if options.softcap is not None:
             scores = scores.div_(options.softcap).tanh_().mul_(options.softcap)

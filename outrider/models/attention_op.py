@@ -38,7 +38,13 @@ class Forward:
     body: Body
 
     def attend(
-        self, layer: int, query: Tensor, keys: Tensor, values: Tensor, window: int | None, options: Options
+        self,
+        layer: int,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        window: int | None,
+        options: Options,
     ) -> Tensor:
         """Write the rows' keys and values and return their attention `[1, R, H, D]`.
 
@@ -49,7 +55,9 @@ class Forward:
         spans = self.plan.spans
         rows = query.shape[1]
         if len(spans) == 1 and spans[0].num_rows == rows:
-            return self._attend_span(pool, spans[0], query, keys, values, window, options).unsqueeze(0)
+            return self._attend_span(
+                pool, spans[0], query, keys, values, window, options
+            ).unsqueeze(0)
         out = query.new_zeros(1, rows, query.shape[0], values.shape[-1])
         for span in spans:
             own = slice(span.first, span.last)
@@ -62,10 +70,14 @@ class Forward:
         slots, rows = span.slots, span.num_rows
         visible = span.visible(window)
         if slots.start is not None:
-            first, own, last = (slots.start + t for t in (visible.first, slots.count - rows, slots.count))
+            first, own, last = (
+                slots.start + t for t in (visible.first, slots.count - rows, slots.count)
+            )
             pool.keys[:, own:last] = keys
             pool.values[:, own:last] = values
-            return self.body(query, pool.keys[:, first:last], pool.values[:, first:last], visible, options)
+            return self.body(
+                query, pool.keys[:, first:last], pool.values[:, first:last], visible, options
+            )
         index = span.slots.index(slots.count - rows, slots.count, keys.device)
         pool.keys[:, index] = keys
         pool.values[:, index] = values
@@ -87,7 +99,9 @@ class LayerCall:
 
 
 _forward: ContextVar[Forward | None] = ContextVar("outrider_forward", default=None)
-_observer: ContextVar[Callable[[LayerCall], None] | None] = ContextVar("outrider_observer", default=None)
+_observer: ContextVar[Callable[[LayerCall], None] | None] = ContextVar(
+    "outrider_observer", default=None
+)
 
 
 @contextmanager
@@ -143,7 +157,9 @@ def attention(
     return _masked(query, key, value, attention_mask, options), None
 
 
-def _masked(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, options: Options) -> Tensor:
+def _masked(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, options: Options
+) -> Tensor:
     batch, heads, rows, dim = query.shape
     groups = keys.shape[1]
     scores = query.reshape(batch, groups, -1, dim) @ keys.transpose(2, 3)

@@ -51,20 +51,30 @@ class StrictBody:
                 parts.append(self._attend(own, keys[:, :count], values[:, :count], hidden, options))
         else:
             for row, path in enumerate(visible.paths):
-                parts.append(self._tree_row(query[:, row : row + 1], keys, values, visible, row, path, options))
+                parts.append(
+                    self._tree_row(
+                        query[:, row : row + 1], keys, values, visible, row, path, options
+                    )
+                )
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _tree_row(self, query, keys, values, visible: Visible, row: int, path: Tensor, options: Options) -> Tensor:
+    def _tree_row(
+        self, query, keys, values, visible: Visible, row: int, path: Tensor, options: Options
+    ) -> Tensor:
         committed = visible.length - visible.first
         whole = committed // STRICT_BLOCK * STRICT_BLOCK
         index = torch.cat((torch.arange(whole, committed, device=path.device), committed + path))
         assert visible.hidden is not None
-        before, staged = visible.hidden[row : row + 1].tensor_split([visible.length - visible.masked], -1)
+        before, staged = visible.hidden[row : row + 1].tensor_split(
+            [visible.length - visible.masked], -1
+        )
         hidden = torch.cat((before, staged[:, path]), -1)
         tail = keys[:, index], values[:, index]
         return self._attend(query, keys[:, :whole], values[:, :whole], hidden, options, tail)
 
-    def _attend(self, query, keys, values, hidden: Tensor | None, options: Options, tail=None) -> Tensor:
+    def _attend(
+        self, query, keys, values, hidden: Tensor | None, options: Options, tail=None
+    ) -> Tensor:
         heads, rows, dim = query.shape
         groups = keys.shape[0]
         if tail is None:
@@ -82,9 +92,13 @@ class StrictBody:
         scores[..., count:] = float("-inf")
         if hidden is not None:
             used = heads // groups * self._slab_rows(rows)
-            shown = scores[:, :used].view(groups, heads // groups, -1, scores.shape[-1])[:, :, :rows]
+            shown = scores[:, :used].view(groups, heads // groups, -1, scores.shape[-1])[
+                :, :, :rows
+            ]
             shown[..., count - hidden.shape[1] : count].masked_fill_(hidden, float("-inf"))
-        out = _weighted(scores, values, _padded(tail[1]), options, heads // groups * self._slab_rows(rows))
+        out = _weighted(
+            scores, values, _padded(tail[1]), options, heads // groups * self._slab_rows(rows)
+        )
         out = out.view(groups, heads // groups, -1, out.shape[-1])[:, :, :rows]
         return out.reshape(heads, rows, -1).transpose(0, 1).to(query.dtype)
 
@@ -110,13 +124,23 @@ def _weighted(scores: Tensor, values: Tensor, tail: Tensor, options: Options, us
         heads = options.sinks.float().view(groups, -1, 1)
         sinks[:, :used, 0] = heads.expand(-1, -1, used // heads.shape[1]).reshape(groups, used)
         top = torch.maximum(top, sinks)
-    weights = scores.sub_(top).exp_().view(groups, rows, -1, STRICT_BLOCK).permute(2, 0, 1, 3).contiguous()
+    weights = (
+        scores.sub_(top)
+        .exp_()
+        .view(groups, rows, -1, STRICT_BLOCK)
+        .permute(2, 0, 1, 3)
+        .contiguous()
+    )
     sums = weights.sum(-1)
     total = torch.zeros_like(sums[0])
     out = torch.zeros(groups, rows, values.shape[-1], device=scores.device)
     for block in range(width // STRICT_BLOCK):
         first = block * STRICT_BLOCK
-        own = values[:, first : first + STRICT_BLOCK] if first < values.shape[1] else tail[:, first - values.shape[1] :][:, :STRICT_BLOCK]
+        own = (
+            values[:, first : first + STRICT_BLOCK]
+            if first < values.shape[1]
+            else tail[:, first - values.shape[1] :][:, :STRICT_BLOCK]
+        )
         total = total.add_(sums[block])
         out = out.baddbmm_(weights[block], own.float())
     if sinks is not None:

@@ -6,7 +6,6 @@ are neither causal nor sliding windows. The trial compares a dozen tokens with t
 """
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -21,7 +20,16 @@ TRIAL_TOKENS = 12
 TRIAL_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.05}
 """Largest difference allowed, in units of the largest logit."""
 
-RECURRENT_MARKS = ("mamba", "ssm", "rwkv", "conv", "linear_attention", "recurrent", "xlstm", "deltanet")
+RECURRENT_MARKS = (
+    "mamba",
+    "ssm",
+    "rwkv",
+    "conv",
+    "linear_attention",
+    "recurrent",
+    "xlstm",
+    "deltanet",
+)
 
 
 @dataclass(slots=True)
@@ -41,10 +49,18 @@ def check_by_looking(model: PreTrainedModel) -> None:
     config = model.config
     text = config.get_text_config()
     if config.is_encoder_decoder:
-        raise _refusal(model, "it is an encoder-decoder; only decoder-only language models can be a target")
-    if any(mark in str(kind) for kind in getattr(text, "layer_types", None) or () for mark in RECURRENT_MARKS):
+        raise _refusal(
+            model, "it is an encoder-decoder; only decoder-only language models can be a target"
+        )
+    if any(
+        mark in str(kind)
+        for kind in getattr(text, "layer_types", None) or ()
+        for mark in RECURRENT_MARKS
+    ):
         kinds = sorted(set(text.layer_types))
-        raise _refusal(model, f"it keeps recurrent state (layer types {kinds}), which cannot be rolled back")
+        raise _refusal(
+            model, f"it keeps recurrent state (layer types {kinds}), which cannot be rolled back"
+        )
     if getattr(model, "_is_stateful", False):
         raise _refusal(model, "it keeps recurrent state, which cannot be rolled back")
     if "position_ids" not in inspect.signature(model.forward).parameters:
@@ -53,6 +69,24 @@ def check_by_looking(model: PreTrainedModel) -> None:
         raise _refusal(model, "its attention bias (alibi) is built from a mask, not from positions")
     if not model._can_set_attn_implementation():
         raise _refusal(model, "its attention does not go through transformers' attention interface")
+
+
+def try_out(model: PreTrainedModel, tokens: Tensor) -> Tensor:
+    """Set the model's attention to the op, refuse what a trial forward shows; return its own eager logits.
+
+    Raises:
+        UnsupportedModel: naming the family and the reason.
+    """
+    try:
+        own = own_logits(model, tokens)
+        model.set_attn_implementation(NAME)
+        trial = observe(model, tokens)
+    except Exception as error:
+        raise _refusal(
+            model, f"a trial forward failed ({type(error).__name__}: {error})"
+        ) from error
+    check_trial(model, trial)
+    return own
 
 
 @torch.inference_mode()
@@ -71,7 +105,11 @@ def observe(model: PreTrainedModel, tokens: Tensor) -> Trial:
     """Run the model once through the op outside of any cache, and note what the op is asked for."""
     trial = Trial()
     with observing(trial.calls.append), observing_masks(trial.masks.append):
-        model(tokens[None], position_ids=torch.arange(len(tokens), device=tokens.device)[None], use_cache=False)
+        model(
+            tokens[None],
+            position_ids=torch.arange(len(tokens), device=tokens.device)[None],
+            use_cache=False,
+        )
     return trial
 
 
@@ -84,15 +122,22 @@ def check_trial(model: PreTrainedModel, trial: Trial) -> None:
     layers = {call.layer for call in trial.calls}
     wanted = model.config.get_text_config().num_hidden_layers
     if len(layers) != wanted or None in layers:
-        raise _refusal(model, f"{len(layers)} of its {wanted} layers call the attention interface under their own index")
+        raise _refusal(
+            model,
+            f"{len(layers)} of its {wanted} layers call the attention interface under their own index",
+        )
     for request in trial.masks:
         if not _is_causal_or_window(request):
-            raise _refusal(model, "it masks attention otherwise than causally or by a sliding window")
+            raise _refusal(
+                model, "it masks attention otherwise than causally or by a sliding window"
+            )
     asked = {request.window for request in trial.masks}
     for call in trial.calls:
         unequal = call.window != call.mask_window if call.mask_known else {call.window} != asked
         if unequal:
-            raise _refusal(model, f"layer {call.layer} names window {call.window} but masks {call.mask_window}")
+            raise _refusal(
+                model, f"layer {call.layer} names window {call.window} but masks {call.mask_window}"
+            )
 
 
 def check_logits(model: PreTrainedModel, got: Tensor, own: Tensor) -> None:
@@ -101,9 +146,14 @@ def check_logits(model: PreTrainedModel, got: Tensor, own: Tensor) -> None:
     Raises:
         UnsupportedModel: with the measured difference.
     """
-    error = float((got.float() - own.float()).abs().max() / own.float().abs().max().clamp_min(1e-30))
+    error = float(
+        (got.float() - own.float()).abs().max() / own.float().abs().max().clamp_min(1e-30)
+    )
     if not error <= TRIAL_TOLERANCE.get(own.dtype, 0.1):
-        raise _refusal(model, f"its rows through the op differ from its own by {error:.1e} of the largest logit")
+        raise _refusal(
+            model,
+            f"its rows through the op differ from its own by {error:.1e} of the largest logit",
+        )
 
 
 def trial_tokens(vocab_size: int, device: torch.device) -> Tensor:
@@ -116,7 +166,9 @@ def _is_causal_or_window(request: MaskRequest) -> bool:
     rows = [0, 1, 11] if window is None else [0, 1, window - 1, window, 2 * window + 1]
     for row in rows:
         keys = torch.arange(row + 3)
-        seen = torch.as_tensor(request.function(torch.tensor(0), torch.tensor(0), torch.tensor(row), keys))
+        seen = torch.as_tensor(
+            request.function(torch.tensor(0), torch.tensor(0), torch.tensor(row), keys)
+        )
         wanted = (keys <= row) & (torch.tensor(True) if window is None else keys > row - window)
         if not torch.equal(seen.expand(len(keys)).cpu(), wanted):
             return False
@@ -125,6 +177,6 @@ def _is_causal_or_window(request: MaskRequest) -> bool:
 
 def _refusal(model: PreTrainedModel, reason: str) -> UnsupportedModel:
     family = model.config.model_type
-    return UnsupportedModel(f"the {family} model {type(model).__name__} cannot be a target: {reason}; use another model")
-
-
+    return UnsupportedModel(
+        f"the {family} model {type(model).__name__} cannot be a target: {reason}; use another model"
+    )

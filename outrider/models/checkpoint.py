@@ -29,7 +29,7 @@ def build_llama(shape: Mapping[str, Any], seed: int) -> nn.Module:
     """
     # The constructor's own draws would touch the global generator; they are overwritten below.
     with torch.random.fork_rng(devices=[]):
-        model = LlamaForCausalLM(LlamaConfig(**shape, attn_implementation="sdpa")).float()
+        model = _empty(LlamaConfig(**shape)).float()
     draw = torch.Generator().manual_seed(seed)
     embedding_std = 0.02 if model.config.tie_word_embeddings else 1.0
     with torch.no_grad():
@@ -44,11 +44,16 @@ def build_llama(shape: Mapping[str, Any], seed: int) -> nn.Module:
     return model
 
 
+def _empty(config: Any) -> Any:
+    config._attn_implementation = "sdpa"
+    return LlamaForCausalLM(config)
+
+
 def save_llama(model: nn.Module, folder: Path, dtype: torch.dtype = torch.float16) -> None:
     """Write the model, rounded once to `dtype`, in safetensors shards of at most 14 MB."""
     whole: Any = model
     with torch.random.fork_rng(devices=[]):
-        rounded = LlamaForCausalLM(whole.config).to(dtype)
+        rounded = _empty(whole.config).to(dtype)
     rounded.load_state_dict(model.state_dict())
     rounded.config.dtype = dtype
     end = whole.config.eos_token_id

@@ -5,6 +5,7 @@ values in block pools. What cannot be rolled back or does not go through that do
 """
 
 import inspect
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from outrider.cache import CacheManager
 from outrider.errors import InvalidConfig, ModelError, TokenOutOfRange, UnsupportedModel
@@ -19,10 +21,10 @@ from outrider.models.attention_cpu import attend_cpu
 from outrider.models.attention_op import Body, Forward, running
 from outrider.models.attention_strict import STRICT_BLOCK, StrictBody
 from outrider.models.base import Rows, Target
-from outrider.models.capability import check_by_looking, check_logits, check_trial, observe, own_logits, trial_tokens
-from outrider.models.packing import MIN_ELEMENTS, can_pack, pack_linears
+from outrider.models.capability import check_by_looking, check_logits, trial_tokens, try_out
+from outrider.models.packing import arrange_linears
 from outrider.models.plan import Plan, make_plan
-from outrider.models.registration import NAME, register
+from outrider.models.registration import register
 from outrider.models.strict import STRICT_ROWS, rows_keep_their_bits, slab_linears
 
 
@@ -79,21 +81,23 @@ class HuggingFaceTarget(Target):
         """
         folder = Path(path)
         if not (folder / "config.json").is_file():
-            raise ModelError(f"{str(folder)!r} is no model folder: it has no config.json; give a folder saved by save_pretrained")
+            raise ModelError(
+                f"{str(folder)!r} is no model folder: it has no config.json; give a folder saved by save_pretrained"
+            )
         device = torch.device(device or "cpu")
         try:
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or default_dtype(device), local_files_only=True)
+            model = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype or default_dtype(device), local_files_only=True
+            )
         except Exception as error:
-            raise ModelError(f"the model in {str(folder)!r} cannot be loaded: {error}") from error
+            raise unreadable(folder, error) from error
         return cls(model.to(device), strict=strict, pack=pack, cache_bytes=cache_bytes)
 
     def _adopt(self, pack: bool) -> None:
         tokens = trial_tokens(self.vocab_size, self.device)
-        own = own_logits(self.model, tokens)
-        self.model.set_attn_implementation(NAME)
-        check_trial(self.model, observe(self.model, tokens))
-        if pack and can_pack(self.device, self.dtype):
-            pack_linears(self.model, 0 if self.strict else MIN_ELEMENTS)
+        own = try_out(self.model, tokens)
+        if self.device.type == "cpu":
+            arrange_linears(self.model, pack_all=self.strict and pack, pack=pack)
         if self.strict:
             self._make_strict()
         seq = self.open(len(tokens))
@@ -183,12 +187,33 @@ class HuggingFaceTarget(Target):
     def _check_tokens(self, tokens_R: Tensor) -> None:
         low, high = tokens_R.aminmax() if tokens_R.numel() else (torch.zeros(()), torch.zeros(()))
         if low < 0 or high >= self.vocab_size:
-            raise TokenOutOfRange(f"token {int(low if low < 0 else high)} with a vocabulary of {self.vocab_size}; give ids from 0 to {self.vocab_size - 1}")
+            raise TokenOutOfRange(
+                f"token {int(low if low < 0 else high)} with a vocabulary of {self.vocab_size}; give ids from 0 to {self.vocab_size - 1}"
+            )
 
     def _check_length(self, plan: Plan) -> None:
         longest = int(plan.positions.max()) + 1
         if self.max_length is not None and longest > self.max_length:
-            raise InvalidConfig(f"a sequence of {longest} tokens passes the model's context of {self.max_length}; ask for fewer tokens")
+            raise InvalidConfig(
+                f"a sequence of {longest} tokens passes the model's context of {self.max_length}; ask for fewer tokens"
+            )
+
+
+def unreadable(folder: Path, error: Exception) -> ModelError:
+    """Return the typed error for a folder that transformers could not load."""
+    try:
+        family = json.loads((folder / "config.json").read_text()).get("model_type")
+    except (OSError, ValueError, AttributeError):
+        family = None
+    if family is not None and family not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return UnsupportedModel(
+            f"the model in {str(folder)!r} is of type {family!r}, which transformers does not know as a causal language "
+            "model (code of the model's own is not run); give a decoder-only language model"
+        )
+    reason = str(error).strip().splitlines() or [type(error).__name__]
+    return ModelError(
+        f"the model in {str(folder)!r} cannot be loaded: {reason[0]}; save it again with save_pretrained"
+    )
 
 
 def default_dtype(device: torch.device) -> torch.dtype:
@@ -196,4 +221,8 @@ def default_dtype(device: torch.device) -> torch.dtype:
     if device.type == "cuda":
         return torch.bfloat16
     capable = getattr(torch.cpu, "get_capabilities", dict)()
-    return torch.bfloat16 if capable.get("avx512_bf16") or capable.get("amx_bf16") or capable.get("bf16") else torch.float32
+    return (
+        torch.bfloat16
+        if capable.get("avx512_bf16") or capable.get("amx_bf16") or capable.get("bf16")
+        else torch.float32
+    )

@@ -77,7 +77,11 @@ class Span:
 
     def _work_out(self, window: int | None) -> Visible:
         count, rows, device = self.slots.count, self.num_rows, self.device
-        row = torch.arange(count - rows, count, device=device) if self.positions is None else self.positions[-rows:]
+        row = (
+            torch.arange(count - rows, count, device=device)
+            if self.positions is None
+            else self.positions[-rows:]
+        )
         # The first key any row sees, moved back to where a block of the canonical order begins.
         lowest = 0 if window is None else max(0, self.lowest_position - window + 1)
         first = min(lowest, self.length) // self.align * self.align
@@ -158,11 +162,16 @@ def _tree(
         )
     total = staged + count
     if total > MAX_TREE_NODES:
-        raise InvalidConfig(f"a tree of {total} staged nodes; at most {MAX_TREE_NODES} fit, draft fewer")
+        raise InvalidConfig(
+            f"a tree of {total} staged nodes; at most {MAX_TREE_NODES} fit, draft fewer"
+        )
     nodes = torch.arange(total, device=own.device)
-    ancestors = torch.cat((chain_ancestors(staged).to(own.device) if before is None else before, own))
+    ancestors = torch.cat(
+        (chain_ancestors(staged).to(own.device) if before is None else before, own)
+    )
     bits = ancestors[:, None] >> nodes & 1
-    if bool((bits.diagonal() != 1).any()) or bool(torch.triu(bits, 1).any()):
+    beyond = ancestors >> total if total < MAX_TREE_NODES else torch.zeros(())
+    if bool((bits.diagonal() != 1).any() | torch.triu(bits, 1).any() | beyond.any()):
         raise InvalidConfig(
             "a row's ancestors must hold the row itself as their highest bit; "
             "give bit j for the j-th row staged since the last commit"
@@ -185,13 +194,19 @@ def _positions(span: Span) -> Tensor:
 def _check(rows: Rows) -> None:
     total = sum(rows.counts)
     if not rows.seqs or len(rows.seqs) != len(rows.counts) or min(rows.counts) < 1:
-        raise InvalidConfig(f"{len(rows.seqs)} sequences with row counts {rows.counts}; give each at least one row")
+        raise InvalidConfig(
+            f"{len(rows.seqs)} sequences with row counts {rows.counts}; give each at least one row"
+        )
     if len(set(rows.seqs)) != len(rows.seqs):
         raise InvalidConfig(f"sequences {rows.seqs} name one twice; put a sequence's rows together")
     if rows.tokens_R.shape != (total,):
-        raise InvalidConfig(f"{tuple(rows.tokens_R.shape)} tokens for {total} rows; give one token a row")
+        raise InvalidConfig(
+            f"{tuple(rows.tokens_R.shape)} tokens for {total} rows; give one token a row"
+        )
     if rows.ancestors_R is not None and rows.ancestors_R.shape != (total,):
-        raise InvalidConfig(f"{tuple(rows.ancestors_R.shape)} ancestors for {total} rows; give one bitmask a row")
+        raise InvalidConfig(
+            f"{tuple(rows.ancestors_R.shape)} ancestors for {total} rows; give one bitmask a row"
+        )
 
 
 def last_rows(counts: Sequence[int]) -> Tensor:

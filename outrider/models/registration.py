@@ -28,7 +28,9 @@ class MaskRequest:
     window: int | None
 
 
-_mask_observer: ContextVar[Callable[[MaskRequest], None] | None] = ContextVar("outrider_masks", default=None)
+_mask_observer: ContextVar[Callable[[MaskRequest], None] | None] = ContextVar(
+    "outrider_masks", default=None
+)
 
 
 def register() -> None:
@@ -49,7 +51,9 @@ def observing_masks(observer: Callable[[MaskRequest], None]) -> Iterator[None]:
 
 def mask(**request: Any) -> Tensor | None:
     """Return the boolean mask `[batch, 1, rows, keys]` a plain call asks for."""
-    made = sdpa_mask(**{**request, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
+    made = sdpa_mask(
+        **{**request, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    )
     if (observer := _mask_observer.get()) is not None:
         window = request.get("local_size")
         observer(MaskRequest(request["mask_function"], window))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.models.base import Rows, Target
-from outrider.models.packing import FusedLinear, PackedLinear
+from outrider.models.packing import FewRowsLinear, FusedLinear, PackedLinear
 
 STRICT_ROWS = 8
 """The canonical width: rows of a forward are padded to a multiple, and slabs have exactly as many."""
@@ -43,7 +43,7 @@ class SlabLinear(nn.Module):
 
 def slab_linears(model: nn.Module, rows: int) -> None:
     """Wrap every linear layer of the model, in place."""
-    kinds = (nn.Linear, PackedLinear, FusedLinear)
+    kinds = (nn.Linear, FewRowsLinear, PackedLinear, FusedLinear)
     for parent in list(model.modules()):
         if isinstance(parent, SlabLinear):
             continue

@@ -1,13 +1,16 @@
 """Embeddings and head that predict as the corpus's bigrams do, before the first step of training.
 
-With blocks that add nothing yet, logits are head times normalised embedding: a low-rank factor of the
-bigram log-odds makes that a Witten-Bell bigram model. Gradient steps would need hundreds to get there.
+With blocks that add nothing yet, logits are head times normalised embedding: a low-rank factor of
+the bigram log-odds makes that a Witten-Bell bigram model, which gradients would take hundreds of
+steps to find.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from outrider.train.chance import generator
 
@@ -17,6 +20,18 @@ FLOOR = 1e-4
 """Added to every token's share when rows are weighted, so that rare tokens stay moderate."""
 
 
+@torch.no_grad()
+def start_from_bigrams(
+    model: Any, documents: Iterable[Sequence[int]], end_id: int, seed: int
+) -> None:
+    """Give an untied model whose blocks add nothing the embeddings and head of the bigrams."""
+    embeddings_VD, head_VD = model.model.embed_tokens.weight, model.lm_head.weight
+    vocab_size, width = embeddings_VD.shape
+    factors = bigram_factors(documents, end_id, vocab_size, width, seed)
+    embeddings_VD.copy_(factors[0])
+    head_VD.copy_(factors[1])
+
+
 def bigram_factors(
     documents: Iterable[Sequence[int]], end_id: int, vocab_size: int, width: int, seed: int
 ) -> tuple[Tensor, Tensor]:
@@ -24,6 +39,8 @@ def bigram_factors(
     odds_VV, share_V = bigram_odds(documents, end_id, vocab_size)
     weight_V1 = (share_V + FLOOR).sqrt().unsqueeze(1)
     u, s, v = _low_rank(weight_V1 * odds_VV * weight_V1.T, width - 2, seed)
+    # A small vocabulary has fewer directions than the model is wide: the rest stays zero.
+    u, s, v = (F.pad(x, (0, width - 2 - s.size(0))) for x in (u, s, v))
     left, right = u * s.sqrt() / weight_V1, v * s.sqrt() / weight_V1
     # Half of each squared norm, width, is for the factors; rows beyond it are shortened.
     scale = (0.5 * width / (left.square().sum(1).quantile(0.9))).sqrt()
@@ -43,8 +60,8 @@ def bigram_odds(
 ) -> tuple[Tensor, Tensor]:
     """log(1 + c(u, v) / (T(u) p(v))) for every pair, and every token's share p of the text.
 
-    Up to a constant of its row this is the log of the Witten-Bell bigram law over p; T(u) is the number
-    of distinct tokens seen after u. Pairs never seen are 0.
+    Up to a constant of its row this is the log of the Witten-Bell bigram law over p; T(u) is the
+    number of distinct tokens seen after u. Pairs never seen are 0.
     """
     count_VV = torch.zeros(vocab_size, vocab_size)
     ones = torch.ones(())
@@ -67,7 +84,7 @@ def _low_rank(a_VV: Tensor, rank: int, seed: int) -> tuple[Tensor, Tensor, Tenso
 
 
 def _mixed(embeddings_VD: Tensor, head_VD: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Both in one random rotation: Adam's rates are per entry, so no direction should be special."""
+    """Both in one random rotation: Adam's rates are per entry, and no direction is special."""
     width = embeddings_VD.size(1)
     turn_DD = torch.linalg.qr(torch.randn(width, width, generator=generator(seed, "turn"))).Q
     return embeddings_VD @ turn_DD, head_VD @ turn_DD

@@ -4,6 +4,7 @@ What counts for speculation is agreement on the text the target writes, greedy a
 alone never shows the contexts a model runs itself into (Agarwal et al. 2024, Zhou et al. 2024).
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 from outrider.train import forward
 from outrider.train.chance import generator
 from outrider.train.lm import held_out_perplexity
-from outrider.train.recipe import DistilRecipe, Recipe
+from outrider.train.recipe import Recipe
 from outrider.train.schedule import context_at
 from outrider.train.stream import TokenStream
 from outrider.train.writing import continue_rows
@@ -92,9 +93,8 @@ class Distillation:
             written.append(
                 pool[torch.randint(len(pool), (rows,), generator=draw)] if len(pool) else pool[:0]
             )
-        corpus_tokens = (
-            round((1 - d.target_share - d.draft_share) * run.batch_tokens) // context * context
-        )
+        corpus_share = 1 - d.target_share - d.draft_share
+        corpus_tokens = math.ceil(corpus_share * run.batch_tokens / context) * context
         parts = [torch.cat(written)]
         if corpus_tokens:
             parts.append(self._stream.rows(step, corpus_tokens, context)[0])
@@ -147,14 +147,3 @@ def distances(target: Any, draft: Any, tokens_BT: Tensor) -> tuple[Tensor, Tenso
     divergence = F.kl_div(log_q_RV, p_RV, reduction="batchmean")
     variation = (p_RV - log_q_RV.exp()).clamp(min=0).sum(-1).mean()
     return divergence, variation
-
-
-@torch.no_grad()
-def inherit_embeddings(draft: Any, target: Any, distil: DistilRecipe) -> None:
-    """Give a tied draft the principal components of the target's head, final norm included."""
-    if not distil.inherit_embeddings:
-        return
-    e_VD = target.lm_head.weight * target.model.norm.weight
-    u, s, _ = torch.linalg.svd(e_VD - e_VD.mean(0), full_matrices=False)
-    width = draft.model.embed_tokens.weight.size(1)
-    draft.model.embed_tokens.weight.copy_(u[:, :width] * s[:width])

@@ -44,7 +44,10 @@ class TokenizerRecipe:
 
 @dataclass(frozen=True, slots=True)
 class ModelRecipe:
-    """The shape of a Llama; `tied` shares one matrix between embeddings and head."""
+    """The shape of a Llama; `tied` shares one matrix between embeddings and head.
+
+    With `bigram_start` a model that is not tied starts as a bigram model of the corpus.
+    """
 
     hidden_size: int
     layers: int
@@ -55,8 +58,10 @@ class ModelRecipe:
     max_positions: int = 2048
     rope_theta: float = 10000.0
     tied: bool = False
+    bigram_start: bool = False
 
     def __post_init__(self) -> None:
+        _require(not (self.tied and self.bigram_start), "model.bigram_start", True, "tied = false")
         _require(self.layers > 0, "model.layers", self.layers, "at least 1")
         _require(
             self.heads % self.kv_heads == 0,
@@ -151,7 +156,6 @@ class DistilRecipe:
     greedy_share: float = 0.4
     refresh_steps: int = 25
     refresh_rows: int = 112
-    inherit_embeddings: bool = True
     tv_weight: float = 1.0
     tv_from: float = 0.3
 

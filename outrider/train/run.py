@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from outrider.errors import InvalidConfig
+from outrider.models.bundled import bundled_path
 from outrider.models.checkpoint import load_llama, save_llama
 from outrider.models.tokenizer import END_OF_TEXT_ID
-from outrider.train.distil import Distillation, inherit_embeddings
+from outrider.train.bigram import start_from_bigrams
+from outrider.train.distil import Distillation
 from outrider.train.lm import LanguageModelling
 from outrider.train.loop import Objective, Outcome, ProgressCallback, train
 from outrider.train.prepare import Prepared, build_model, prepare
@@ -22,14 +24,14 @@ def recipe_path(path_or_name: str | Path) -> Path:
     path = Path(path_or_name)
     if path.suffix == ".toml" or path.is_file():
         return path
-    try:
-        import outrider_models  # Optional, so it is looked for only when named.
-    except ImportError as error:
+    folder = bundled_path("target").parent / "recipes"
+    names = sorted(p.stem for p in folder.glob("*.toml"))
+    if str(path_or_name) not in names:
         raise InvalidConfig(
-            f"no recipe file {path_or_name!s}, and no bundled recipes without outrider-models; "
-            "give the path of a TOML file, or pip install outrider-models"
-        ) from error
-    return outrider_models.recipe(str(path_or_name))
+            f"no recipe {str(path_or_name)!r}; give the path of a TOML file, or one of the bundled "
+            f"recipes {', '.join(names)}"
+        )
+    return folder / f"{path_or_name}.toml"
 
 
 def run_recipe(
@@ -69,11 +71,12 @@ def run_recipe(
 
 
 def _objective(recipe: Recipe, prepared: Prepared, model: Any, folder: Path) -> Objective:
-    """What the run minimises; a draft model starts from its target's embeddings."""
+    """What the run minimises; the model gets the start that the recipe says."""
+    if recipe.model.bigram_start:
+        start_from_bigrams(model, prepared.train, END_OF_TEXT_ID, recipe.seed)
     if recipe.distil is None:
         return LanguageModelling(recipe, prepared.train, prepared.held_out, END_OF_TEXT_ID)
     target = load_llama(folder.parent / recipe.distil.target)
-    inherit_embeddings(model, target, recipe.distil)
     return Distillation(recipe, target, prepared.train, prepared.held_out, END_OF_TEXT_ID)
 
 

@@ -1,4 +1,4 @@
-"""A small real model for the command line: the bundled draft model as target, with prompt lookup."""
+"""A small real model for the command line: the bundled draft model as target."""
 
 from __future__ import annotations
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.conftest import Ran
 
 from outrider import __version__
 from outrider.cli.demo import Pair
 from outrider.cli.timing import Run
 from outrider.train.loop import Outcome, Progress
 from outrider.types import Delta, SpeculativeMetrics
+from tests.cli.conftest import Ran
 
 Command = Callable[..., Ran]
 

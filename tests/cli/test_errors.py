@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from tests.cli.conftest import PROMPT, Ran
 from tests.house.layout import ROOT
 

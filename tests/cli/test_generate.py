@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import PROMPT, Ran
-from tests.house.layout import ROOT
 
 from outrider import LLM, SamplingParams
 from outrider.cli.terminal import escaped
+from tests.cli.conftest import PROMPT, Ran
+from tests.house.layout import ROOT
 
 Command = Callable[..., Ran]
 
@@ -62,19 +62,23 @@ def test_the_prompt_comes_from_a_file_or_standard_input(
 
 
 def test_colours_tell_the_sources_and_a_legend_says_which(
-    generate: Command, monkeypatch: pytest.MonkeyPatch
+    generate: Command, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    itself = (
+        "--drafter",
+        f"draft:{model}",
+    )  # guesses what the target says, so guesses are accepted
     plain = generate(PROMPT).out
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    coloured = generate(PROMPT)
+    coloured = generate(PROMPT, *itself)
     assert "\x1b[32m" in coloured.out, "accepted guesses are green"
     assert "\x1b[1;36m" in coloured.out, "bonus tokens are cyan"
     for source in ("draft", "correction", "bonus"):
         assert source in coloured.err
     monkeypatch.setenv("NO_COLOR", "1")
-    assert generate(PROMPT).out == plain
+    assert generate(PROMPT, *itself).out == plain
 
 
 def test_stop_strings_may_be_repeated(generate: Command) -> None:

@@ -1,4 +1,4 @@
-"""What reaches the terminal: control characters spelt out, every character under its token's source."""
+"""What reaches the terminal: control characters spelt out, characters under their source."""
 
 from __future__ import annotations
 

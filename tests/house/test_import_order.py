@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 import outrider
 from tests.house import layout
 from tests.house.layout import PACKAGE, SAME_PLACE_ALLOWED, Import, part_of, place_of

@@ -1,7 +1,8 @@
-"""What is shown is run: python blocks are executed, commands are parsed by the command line they name.
+"""What is shown is run: python blocks are executed, commands are parsed by what they name.
 
-In README and docs, ```python always runs, one namespace per page; lines of ```bash, and lines after `$ ` in
-```console, must be commands that exist with options that exist; other languages are only shown.
+In README and docs, ```python always runs, one namespace per page; ```py quotes the package, and its
+lines must follow each other there; lines of ```bash, and lines after `$ ` in ```console, must be
+commands that exist with options that exist; other languages are only shown.
 """
 
 from __future__ import annotations
@@ -13,20 +14,17 @@ from pathlib import Path
 
 import pytest
 import typer
+
+from outrider.cli.app import app
+from tests.house import layout
 from tests.house.layout import ROOT
 from tests.house.pages import Block, blocks_of, commands_of, pages
 
-from outrider.cli.app import app
-
-LANGUAGES = {"python", "bash", "console", "text", "toml", "json"}
+LANGUAGES = {"python", "py", "bash", "console", "text", "toml", "json"}
 SHELL_WORDS = {"git", "cd", "pip", "python", "cat", "source"}
 PYTHON_PAGES = [page for page in pages() if any(b.language == "python" for b in blocks_of(page))]
 MAKE_TARGETS = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-NUMBERS = [
-    path
-    for folder in ("docs", "benchmarks")
-    for path in sorted((ROOT / folder).rglob("*.json"))
-]
+NUMBERS = [path for folder in ("docs", "benchmarks") for path in (ROOT / folder).rglob("*.json")]
 
 
 def check_outrider(words: list[str]) -> None:
@@ -75,6 +73,21 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
     assert blocks
 
 
+def test_quotations_stand_in_the_package() -> None:
+    """In this order in one file; lines may be left out."""
+    sources = [[line.strip() for line in p.read_text().splitlines()] for p in layout.files()]
+    for block in (b for page in pages() for b in blocks_of(page) if b.language == "py"):
+        quoted = [line.strip() for line in block.text.splitlines() if line.strip()]
+        assert any(_follow_each_other(quoted, lines) for lines in sources), (
+            f"{block}: not in the package"
+        )
+
+
+def _follow_each_other(quoted: list[str], lines: list[str]) -> bool:
+    rest = iter(lines)
+    return all(line in rest for line in quoted)
+
+
 def test_commands_exist() -> None:
     blocks = [b for page in pages() for b in blocks_of(page) if b.language in ("bash", "console")]
     lines = [(block, line) for block in blocks for line in commands_of(block)]
@@ -119,13 +132,13 @@ def test_examples_run(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip()
 
 
-@pytest.mark.parametrize("path", NUMBERS, ids=lambda path: path.name)
-def test_published_numbers_stand_beside_their_command(path: Path) -> None:
-    report = json.loads(path.read_text(encoding="utf-8"))
-    assert isinstance(report.get("command"), str), "say which command measured this"
-    assert report.get("machine"), "say on which machine"
-    shown = [page for page in pages() if path.name in page.read_text(encoding="utf-8")]
-    assert shown, f"no page shows the numbers of {path.name}"
+def test_published_numbers_stand_beside_their_command() -> None:
+    for path in NUMBERS:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        assert isinstance(report.get("command"), str), f"{path.name}: which command measured this?"
+        assert report.get("machine"), f"{path.name}: on which machine?"
+        shown = [page for page in pages() if path.name in page.read_text(encoding="utf-8")]
+        assert shown, f"no page shows the numbers of {path.name}"
 
 
 def test_links_between_pages_lead_somewhere() -> None:

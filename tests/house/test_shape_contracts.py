@@ -8,12 +8,12 @@ import types
 import jaxtyping
 import pytest
 import torch
-from tests import shapes
 
 from outrider.decoding import check_logits, processed_probs
 from outrider.noise import philox4x32
+from tests import shapes
 
-TOY = '''
+TOY = """
 from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -38,7 +38,7 @@ class Pair:
     @classmethod
     def of(cls, p_V: Float[Tensor, "V"]) -> Pair:
         return cls(p_V, p_V)
-'''
+"""
 
 
 @pytest.fixture

@@ -82,7 +82,9 @@ def plain_logits(model: PreTrainedModel, tokens: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def plain_tree_logits(model: PreTrainedModel, prefix: Tensor, tokens: Tensor, parents: Sequence[int]) -> Tensor:
+def plain_tree_logits(
+    model: PreTrainedModel, prefix: Tensor, tokens: Tensor, parents: Sequence[int]
+) -> Tensor:
     """Return `[N, V]`: for each tree node the last row of a plain forward of prefix and path (parent -1: a root)."""
     rows = []
     for node in range(len(parents)):
@@ -98,7 +100,8 @@ def ancestors_of(parents: Sequence[int]) -> Tensor:
     masks: list[int] = []
     for node, parent in enumerate(parents):
         masks.append((masks[parent] if parent >= 0 else 0) | 1 << node)
-    return torch.tensor(masks)
+    bits = [mask % (1 << 64) for mask in masks]
+    return torch.tensor([mask - (1 << 64) if mask >= 1 << 63 else mask for mask in bits])
 
 
 def relative_error(got: Tensor, want: Tensor) -> float:

@@ -60,7 +60,9 @@ def test_staged_rows_continue_a_chain_and_discard_forgets_them(pair):
     seq = read(target, tokens[:23])
     for rubbish in (True, False):
         rows = [random_tokens(17, 9) if rubbish else tokens[23:]]
-        got = [target.score(Rows((seq,), (len(part),), part)) for part in rows[0].split([1, 1, 9, 6])]
+        got = [
+            target.score(Rows((seq,), (len(part),), part)) for part in rows[0].split([1, 1, 9, 6])
+        ]
         assert target.num_staged(seq) == 17
         if rubbish:
             target.discard(seq)

@@ -4,10 +4,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.models.families import ancestors_of, one_thread, random_model, random_tokens
-
 from outrider.models.base import Rows
 from outrider.models.hf import HuggingFaceTarget
+from tests.models.families import ancestors_of, one_thread, random_model, random_tokens
 
 LENGTH = 330  # more than one canonical block of keys
 PARENTS = [-1, 0, 0, 1, 1, 2, 5, 3]

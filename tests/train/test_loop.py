@@ -15,6 +15,7 @@ import torch
 from outrider.errors import InvalidConfig, ModelError
 from outrider.models.checkpoint import load_llama
 from outrider.train import forward, loop
+from outrider.train.bigram import start_from_bigrams
 from outrider.train.distil import distances
 from outrider.train.prepare import build_model
 from outrider.train.state import load_state
@@ -45,9 +46,8 @@ def test_equal_recipes_give_equal_bits_and_another_seed_does_not(folder: Path) -
     train_lm(folder, "again")
     assert_equal_weights(folder / "whole", folder / "again")
     train_lm(folder, "other", dataclasses.replace(RECIPE, seed=8))
-    assert not torch.equal(
-        weights(folder / "whole")["lm_head.weight"], weights(folder / "other")["lm_head.weight"]
-    )
+    name = "lm_head.weight"
+    assert not torch.equal(weights(folder / "whole")[name], weights(folder / "other")[name])
 
 
 def test_training_leaves_the_global_generator_alone(folder: Path) -> None:
@@ -167,3 +167,18 @@ def test_a_model_is_at_no_distance_from_itself(folder: Path) -> None:
     divergence, variation = distances(model, model, torch.arange(64).view(2, 32))
     assert float(divergence.detach()) == pytest.approx(0.0, abs=1e-6)
     assert float(variation.detach()) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_start_is_a_bigram_model() -> None:
+    documents = [[1, 2, 3, 4] * 50, [1, 2, 5, 4] * 50]
+    recipe = dataclasses.replace(RECIPE, model=dataclasses.replace(RECIPE.model, bigram_start=True))
+    model = build_model(recipe, 6)
+    start_from_bigrams(model, documents, 0, seed=1)
+    with torch.no_grad():
+        law_V = model(torch.tensor([[2]])).logits.softmax(-1)[0, 0]
+    assert law_V[[3, 5]].tolist() == pytest.approx([0.5, 0.5], abs=0.05)
+
+
+def test_a_tied_model_cannot_start_from_bigrams() -> None:
+    with pytest.raises(InvalidConfig, match="bigram_start"):
+        dataclasses.replace(RECIPE.model, bigram_start=True, tied=True)

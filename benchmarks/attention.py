@@ -1,0 +1,154 @@
+"""Time one layer's attention for a few rows on a long cache, beside transformers' masked sdpa.
+
+    python benchmarks/attention.py --json docs/attention.json
+
+Both sides get the same queries, keys and values: 32 query heads, 8 key heads, width 64. Ours includes
+writing the new keys and values to the block pool; transformers' gets them already in place, and an explicit
+mask, which is what a cache with staged rows needs there. Runs are interleaved, medians are printed.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+import transformers
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from outrider.cache import CacheManager
+from outrider.models.attention_cpu import attend_cpu
+from outrider.models.attention_op import Body, Forward, Options
+from outrider.models.attention_strict import STRICT_BLOCK, StrictBody
+from outrider.models.base import Rows
+from outrider.models.plan import make_plan
+
+QUERY_HEADS, KEY_HEADS, WIDTH = 32, 8, 64
+ROWS = (1, 8, 16)
+CACHED = (512, 2048, 8192, 32768)
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One cell of the table: medians in milliseconds."""
+
+    dtype: str
+    cached: int
+    rows: int
+    ours_ms: float
+    strict_ms: float
+    sdpa_ms: float
+
+
+def ours(cached: int, rows: int, dtype: torch.dtype, body: Body, align: int) -> Callable[[], None]:
+    """Return one layer's call of the op: `rows` new rows on `cached` committed tokens."""
+    cache = CacheManager()
+    seq = cache.open(cached + rows)
+    query = torch.randn(1, rows, QUERY_HEADS, WIDTH).to(dtype).transpose(1, 2)
+    keys, values = (torch.randn(1, KEY_HEADS, rows, WIDTH).to(dtype) for _ in range(2))
+    cache.reserve(seq, cached)
+    pool = cache.pool(0, keys[0], values[0])
+    pool.keys.normal_()
+    pool.values.normal_()
+    cache.stage(seq, cached)
+    cache.commit(seq, cached)
+    flat = Rows((seq,), (rows,), torch.zeros(rows, dtype=torch.int64))
+    forward = Forward(cache, make_plan(cache, flat, CPU, align=align), body)
+    options = Options(WIDTH**-0.5)
+    return lambda: forward.attend(0, query, keys, values, None, options)
+
+
+def theirs(cached: int, rows: int, dtype: torch.dtype) -> Callable[[], None]:
+    """Return transformers' sdpa call with an explicit mask on the same shapes."""
+    query = torch.randn(1, rows, QUERY_HEADS, WIDTH).to(dtype).transpose(1, 2)
+    keys, values = (torch.randn(1, KEY_HEADS, cached + rows, WIDTH).to(dtype) for _ in range(2))
+    mask = torch.ones(rows, cached + rows, dtype=torch.bool).tril(cached)[None, None]
+    layer = SimpleNamespace(num_key_value_groups=QUERY_HEADS // KEY_HEADS, is_causal=True)
+    return lambda: sdpa_attention_forward(layer, query, keys, values, mask, scaling=WIDTH**-0.5)
+
+
+def medians_ms(calls: list[Callable[[], None]], seconds: float) -> list[float]:
+    """Return each call's median, all of them interleaved back and forth for `seconds`."""
+    times: list[list[float]] = [[] for _ in calls]
+    order = list(range(len(calls)))
+    stop = time.perf_counter() + seconds
+    while len(times[0]) < 5 or time.perf_counter() < stop:
+        for index in order:
+            start = time.perf_counter()
+            calls[index]()
+            times[index].append((time.perf_counter() - start) * 1e3)
+        order.reverse()
+    return [statistics.median(series[1:]) for series in times]
+
+
+@torch.inference_mode()
+def measure(dtype: torch.dtype, seconds: float) -> list[Case]:
+    """Return the table of one dtype, the row counts of one length interleaved."""
+    cases = []
+    for cached in CACHED:
+        calls = []
+        for rows in ROWS:
+            calls.append(ours(cached, rows, dtype, attend_cpu, 1))
+            calls.append(ours(cached, rows, dtype, StrictBody(), STRICT_BLOCK))
+            calls.append(theirs(cached, rows, dtype))
+        found = medians_ms(calls, seconds)
+        name = str(dtype).removeprefix("torch.")
+        for index, rows in enumerate(ROWS):
+            cases.append(Case(name, cached, rows, *found[3 * index : 3 * index + 3]))
+            print(row(cases[-1]), flush=True)
+    return cases
+
+
+def row(case: Case) -> str:
+    """Return the case as a line of the table."""
+    times = (case.ours_ms, case.strict_ms, case.sdpa_ms)
+    return (
+        f"| {case.dtype} | {case.cached} | {case.rows} | "
+        + " | ".join(f"{t:.2f}" for t in times)
+        + " |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=8.0, help="time per cached length")
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--json", type=Path, help="where to save the table")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    load = os.getloadavg()[0]
+    print(
+        f"torch {torch.__version__}, transformers {transformers.__version__}, {torch.get_num_threads()} threads, load {load:.1f}"
+    )
+    print(
+        "| dtype | cached | rows | ours ms | strict ms | masked sdpa ms |\n|---|---|---|---|---|---|"
+    )
+    cases = [
+        case for name in options.dtypes for case in measure(getattr(torch, name), options.seconds)
+    ]
+    for cached in CACHED:
+        one, eight = (next(c for c in cases if (c.cached, c.rows) == (cached, r)) for r in (1, 8))
+        print(
+            f"{cached} cached, {one.dtype}: 8 rows cost {eight.ours_ms / one.ours_ms:.1f} times one row"
+        )
+    if options.json:
+        machine = {
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "threads": torch.get_num_threads(),
+            "processor": platform.processor() or platform.machine(),
+            "load_before": load,
+        }
+        record = {"machine": machine, "cases": [asdict(case) for case in cases]}
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""What cannot be a target is refused by name, with the reason; bad rows end in typed errors."""
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from outrider.errors import InvalidConfig, ModelError, TokenOutOfRange, UnsupportedModel
+from outrider.models import hf
+from outrider.models.attention_cpu import attend_cpu
+from outrider.models.base import Rows
+from outrider.models.hf import HuggingFaceTarget, default_dtype
+from tests.models.families import (
+    one_thread,
+    plain_logits,
+    random_model,
+    random_tokens,
+    relative_error,
+)
+
+single = pytest.fixture(scope="module", autouse=True)(one_thread)
+SIZE = dict(
+    vocab_size=64, hidden_size=32, intermediate_size=32, num_attention_heads=4, num_key_value_heads=2,
+    num_hidden_layers=2, max_position_embeddings=64, pad_token_id=0, bos_token_id=0, eos_token_id=0,
+)  # fmt: skip
+REFUSED = {
+    "mpt": (dict(d_model=32, n_heads=4, n_layers=2), "position_ids"),
+    "bloom": (dict(n_head=4, n_layer=2), "position_ids"),
+    "falcon": (dict(), "attention interface"),
+    "mamba2": (dict(num_heads=8, head_dim=8, n_groups=2), "recurrent"),
+    "llama4_text": (
+        dict(intermediate_size_mlp=32, num_local_experts=2, head_dim=8, attention_chunk_size=8),
+        "masks attention",
+    ),
+    "bert": (dict(is_decoder=False), "masks attention"),
+}
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_unfit_families_are_refused_by_name(family):
+    options, reason = REFUSED[family]
+    config = AutoConfig.for_model(family, **{**SIZE, **options})
+    model = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(UnsupportedModel, match=rf"{family}.*{reason}"):
+        HuggingFaceTarget(model)
+
+
+def test_rows_that_are_not_the_models_own_are_refused(monkeypatch):
+    monkeypatch.setattr(hf, "attend_cpu", lambda *given: attend_cpu(*given) * 1.01)
+    with pytest.raises(UnsupportedModel, match=r"llama.*differ from its own"):
+        HuggingFaceTarget(random_model("llama"))
+
+
+def test_a_forward_that_fails_is_refused(monkeypatch):
+    model = random_model("llama")
+    monkeypatch.setattr(model.model.layers[1].self_attn, "forward", lambda **_: 1 / 0)
+    with pytest.raises(UnsupportedModel, match=r"trial forward failed.*division"):
+        HuggingFaceTarget(model)
+
+
+def test_folders_that_are_no_models(tmp_path):
+    with pytest.raises(ModelError, match="no config.json"):
+        HuggingFaceTarget.load(tmp_path)
+    with pytest.raises(ModelError, match="no config.json"):
+        HuggingFaceTarget.load("no-such-folder")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        HuggingFaceTarget.load(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "unheard-of"}')
+    with pytest.raises(UnsupportedModel, match="unheard-of"):
+        HuggingFaceTarget.load(tmp_path)
+
+
+def test_a_saved_model_loads_and_scores_alike(tmp_path):
+    model = random_model("qwen3")
+    model.save_pretrained(tmp_path)
+    tokens = random_tokens(20)
+    target = HuggingFaceTarget.load(tmp_path, dtype=torch.float32)
+    assert (target.vocab_size, target.max_length) == (97, 1024)
+    seq = target.open(20)
+    got = target.score(Rows((seq,), (20,), tokens))
+    assert relative_error(got, plain_logits(model, tokens)) < 1e-5
+    # The wrapped model still works by itself.
+    assert relative_error(plain_logits(target.model, tokens), plain_logits(model, tokens)) < 1e-5
+
+
+def test_the_default_dtype_is_one_the_device_computes_in():
+    assert default_dtype(torch.device("cuda")) == torch.bfloat16
+    assert default_dtype(torch.device("cpu")) in (torch.float32, torch.bfloat16)
+
+
+def test_bad_rows_end_in_typed_errors_and_stage_nothing():
+    target = HuggingFaceTarget(random_model("llama"))
+    seq = target.open(4)
+    for bad in (97, -1):
+        with pytest.raises(TokenOutOfRange, match=f"token {bad} "):
+            target.score(Rows((seq,), (2,), torch.tensor([1, bad])))
+    with pytest.raises(InvalidConfig, match="context of 1024"):
+        target.score(Rows((seq,), (1025,), torch.zeros(1025, dtype=torch.int64)))
+    with pytest.raises(InvalidConfig, match="not open"):
+        target.score(Rows((seq + 1,), (1,), torch.tensor([1])))
+    assert target.num_staged(seq) == 0
+
+
+def test_an_exception_in_the_forward_leaves_nothing_to_undo(monkeypatch):
+    model = random_model("llama")
+    target = HuggingFaceTarget(model)
+    tokens = random_tokens(12)
+    seq = target.open(4)
+    target.score(Rows((seq,), (8,), tokens[:8]))
+    target.commit(seq, 8)
+    norm = target.model.model.norm
+    monkeypatch.setattr(norm, "forward", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        target.score(Rows((seq,), (3,), random_tokens(3, 5)))
+    monkeypatch.undo()
+    assert (target.length(seq), target.num_staged(seq)) == (8, 0)
+    got = target.score(Rows((seq,), (4,), tokens[8:]))
+    assert relative_error(got, plain_logits(random_model("llama"), tokens)[8:]) < 1e-5
+
+
+def test_a_bad_sequence_does_not_touch_its_neighbour():
+    """A NaN in one sequence's keys and values reaches no other, nor the next owner of its blocks."""
+    target = HuggingFaceTarget(random_model("llama"))
+    with torch.no_grad():
+        target.model.model.embed_tokens.weight[96] = float("nan")
+    tokens = random_tokens(10) % 96
+    wanted = plain_logits(random_model("llama"), tokens)
+    good, bad = target.open(4), target.open(4)
+    rows = torch.cat((tokens, torch.tensor([96, 1, 2])))
+    got = target.score(Rows((good, bad), (10, 3), rows))
+    assert got[10:].isnan().all()
+    assert relative_error(got[:10], wanted) < 1e-5
+    target.close(bad)
+    target.close(good)
+    seq = target.open(4)
+    assert relative_error(target.score(Rows((seq,), (10,), tokens)), wanted) < 1e-5
