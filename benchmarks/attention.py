@@ -2,9 +2,10 @@
 
     python benchmarks/attention.py --json docs/attention.json
 
-Both sides get the same queries, keys and values: 32 query heads, 8 key heads, width 64. Ours includes
-writing the new keys and values to the block pool; transformers' gets them already in place, and an explicit
-mask, which is what a cache with staged rows needs there. Runs are interleaved, medians are printed.
+Both sides get the same queries, keys and values: 32 query heads, 8 key heads, width 64. Ours
+includes writing the new keys and values to the block pool; transformers' gets them already in
+place, and an explicit mask, which is what a cache with staged rows needs there. Runs are
+interleaved, medians are printed.
 """
 
 import argparse
@@ -125,18 +126,18 @@ def main() -> None:
     torch.manual_seed(0)
     load = os.getloadavg()[0]
     print(
-        f"torch {torch.__version__}, transformers {transformers.__version__}, {torch.get_num_threads()} threads, load {load:.1f}"
+        f"torch {torch.__version__}, transformers {transformers.__version__}, "
+        f"{torch.get_num_threads()} threads, load {load:.1f}"
     )
-    print(
-        "| dtype | cached | rows | ours ms | strict ms | masked sdpa ms |\n|---|---|---|---|---|---|"
-    )
+    print("| dtype | cached | rows | ours ms | strict ms | masked sdpa ms |\n" + "|---" * 6 + "|")
     cases = [
         case for name in options.dtypes for case in measure(getattr(torch, name), options.seconds)
     ]
     for cached in CACHED:
         one, eight = (next(c for c in cases if (c.cached, c.rows) == (cached, r)) for r in (1, 8))
         print(
-            f"{cached} cached, {one.dtype}: 8 rows cost {eight.ours_ms / one.ours_ms:.1f} times one row"
+            f"{cached} cached, {one.dtype}: 8 rows cost "
+            f"{eight.ours_ms / one.ours_ms:.1f} times one row"
         )
     if options.json:
         machine = {

@@ -6,6 +6,7 @@ import difflib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from outrider.errors import InvalidConfig
 
@@ -28,32 +29,34 @@ def check_rule(rule: str) -> None:
         )
 
 
-def _whole(name: str, value: object, least: int, most: int | None = None) -> None:
-    bounded = isinstance(value, int) and not isinstance(value, bool)
-    if not bounded or value < least or (most is not None and value >= most):
+def _whole(name: str, value: Any, least: int, most: int | None = None) -> None:
+    """Refuses anything but a whole number of at least `least` and below `most`."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or value < least or (most is not None and value >= most):
         limit = f"at least {least}" + (f" and below {most}" if most is not None else "")
         raise InvalidConfig(f"{name}={value!r}: a whole number of {limit} is due")
 
 
-def _between(name: str, value: object, low: float, high: float, *, low_open: bool) -> None:
+def _between(name: str, value: Any, low: float, high: float, *, low_open: bool = False) -> None:
+    """Refuses anything but a finite number from `low` (left out when open) to `high`."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not low <= value <= high or (
-        low_open and value == low
-    ):
+    inside = number and math.isfinite(value) and low <= value <= high
+    if not inside or (low_open and value == low):
         bracket = "(" if low_open else "["
-        raise InvalidConfig(f"{name}={value!r}: a number in {bracket}{low}, {high}] is due")
+        raise InvalidConfig(f"{name}={value!r}: a finite number in {bracket}{low}, {high}] is due")
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """The law a request is sampled from, and where its text ends.
 
-    The law of a row is that of its logits after min_tokens, temperature, top_k, top_p and min_p, in
-    this order. Defaults are vLLM's, except that max_tokens=None means up to the context.
+    The law of a row is that of its logits after min_tokens, temperature, top_k, top_p and min_p,
+    in this order. Defaults are vLLM's, except that max_tokens=None means up to the context.
 
     Attributes:
         max_tokens: new tokens at most; None = as many as the context holds.
-        min_tokens: new tokens before which no end or stop token can be drawn, nor a stop string act.
+        min_tokens: new tokens before which no end or stop token can be drawn and no stop string
+            acts.
         temperature: divides the logits; 0 is the one-hot law of the largest logit (greedy).
         top_k: keep the k largest logits; 0 = all.
         top_p: keep the smallest set of likeliest tokens whose mass reaches top_p.
@@ -91,10 +94,10 @@ class SamplingParams:
             raise InvalidConfig(
                 f"min_tokens={self.min_tokens} exceeds max_tokens={self.max_tokens}"
             )
-        _between("temperature", self.temperature, 0.0, math.inf, low_open=False)
+        _between("temperature", self.temperature, 0.0, math.inf)
         _whole("top_k", self.top_k, 0)
         _between("top_p", self.top_p, 0.0, 1.0, low_open=True)
-        _between("min_p", self.min_p, 0.0, 1.0, low_open=False)
+        _between("min_p", self.min_p, 0.0, 1.0)
         _whole("n", self.n, 1)
         if self.seed is not None:
             _whole("seed", self.seed, 0, MAX_SEED)
@@ -135,7 +138,7 @@ class SpeculativeDecoderConfig:
             check_rule(self.rule)
         if not isinstance(self.sampling, SamplingParams):
             raise InvalidConfig(f"sampling={self.sampling!r}: SamplingParams(...) is due")
-        _between("cost_ratio", self.cost_ratio, 0.0, math.inf, low_open=False)
+        _between("cost_ratio", self.cost_ratio, 0.0, math.inf)
         if self.eos_token is not None:
             _whole("eos_token", self.eos_token, 0)
         if self.stop_on_eos and self.eos_token is None:

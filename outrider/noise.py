@@ -2,8 +2,8 @@
 
 An address is (seed; sample, stream, anchor, draw). The key is the seed; the counter is
 (block, sample, anchor, stream), and draw i is word i mod 4 of block i div 4. Rules in law anchor
-at the committed length at the start of the round, so that no address serves two rounds; only
-TARGET, which plain sampling and `coupled` share on purpose, is anchored at the token's own position.
+at the committed length at the start of the round, so that no address serves two rounds. TARGET
+alone is anchored at the token's own position: plain sampling and `coupled` share it on purpose.
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
 

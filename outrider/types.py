@@ -1,4 +1,4 @@
-"""The records that travel outside the step: Request in, Delta and Completion out, and the metrics."""
+"""The records that travel outside the step: Request in, Delta and Completion out, metrics."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class SpeculativeMetrics:
 
     @property
     def speedup_estimate(self) -> float:
-        """committed / (rounds + cost_ratio * drafted): speed-up over plain where a round costs one."""
+        """committed / (rounds + cost_ratio * drafted): tokens per plain step's cost."""
         cost = self.rounds + self.plain_rounds + self.cost_ratio * self.drafted
         return self.committed / cost if cost else 1.0
 

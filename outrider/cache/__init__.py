@@ -1,6 +1,6 @@
-"""Key and value pools of blocks, a block table per sequence: stage, then commit a path or discard."""
+"""Pools of key and value blocks, a block table per sequence: stage, then commit or discard."""
 
 from outrider.cache.blocks import BLOCK_SLOTS, BlockAllocator
-from outrider.cache.manager import CacheManager, Slots
+from outrider.cache.manager import CacheManager, LayerPool, Slots
 
-__all__ = ["BLOCK_SLOTS", "BlockAllocator", "CacheManager", "Slots"]
+__all__ = ["BLOCK_SLOTS", "BlockAllocator", "CacheManager", "LayerPool", "Slots"]

@@ -1,7 +1,8 @@
 """Which block belongs to which sequence: a free list that prefers one run of blocks per sequence.
 
-A block is 64 consecutive slots. A sequence whose blocks are consecutive is a plain view of the pool, so the
-allocator keeps the blocks behind a sequence free for it (its promise) as long as others fit elsewhere.
+A block is 64 consecutive slots. A sequence whose blocks are consecutive is a plain view of the
+pool, so the allocator keeps the blocks behind a sequence free for it (its promise) as long as
+others fit elsewhere.
 """
 
 from outrider.errors import ModelError
@@ -34,7 +35,7 @@ class BlockAllocator:
         self._promised += [None] * more
 
     def promise(self, seq: int, num_blocks: int) -> bool:
-        """Keep a run of free, unpromised blocks for the sequence; False where there is no such run."""
+        """Keep a run of free, unpromised blocks for the sequence; False where there is none."""
         run = 0
         for block, (owner, promised) in enumerate(zip(self._owner, self._promised, strict=True)):
             run = run + 1 if owner is None and promised is None else 0
@@ -45,7 +46,7 @@ class BlockAllocator:
         return False
 
     def take(self, seq: int, after: int | None) -> int:
-        """Give the sequence one more block: the one behind `after`, else a promised, a free, any free one.
+        """Give the sequence one more block: the one behind `after`, else the best free one.
 
         Raises:
             ModelError: no block is free.
@@ -67,16 +68,13 @@ class BlockAllocator:
         self._promised = [None if promised == seq else promised for promised in self._promised]
 
     def _choose(self, seq: int, after: int | None) -> int | None:
-        if after is not None and after + 1 < self.num_blocks and self._owner[after + 1] is None:
-            if self._promised[after + 1] in (None, seq):
-                return after + 1
-        fallback = None
-        for block, (owner, promised) in enumerate(zip(self._owner, self._promised, strict=True)):
-            if owner is not None:
-                continue
-            if promised == seq:
-                return block
-            # Nobody's block first; another's promise only from its end, so that its run stays longest.
-            if fallback is None or self._promised[fallback] is not None:
-                fallback = block
-        return fallback
+        behind = None if after is None else after + 1
+        free = [block for block, owner in enumerate(self._owner) if owner is None]
+        if behind in free and self._promised[behind] in (None, seq):
+            return behind
+        for wanted in (seq, None):
+            found = next((block for block in free if self._promised[block] == wanted), None)
+            if found is not None:
+                return found
+        # Of others' promises the last block: its loss leaves the longest run.
+        return free[-1] if free else None

@@ -1,11 +1,13 @@
 """The cache of one model: per layer one key and one value pool, one block table for all of them.
 
-Staging is two steps, so that a failing forward leaves nothing behind: `reserve` finds slots, `stage` counts
-them in once the forward has written them. `commit` keeps a prefix or a path of the staged rows.
+Staging is two steps, so that a failing forward leaves nothing behind: `reserve` finds slots,
+`stage` counts them in once the forward has written them. `commit` keeps a prefix or a path of the
+staged rows.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -16,7 +18,7 @@ from outrider.errors import InvalidConfig, ModelError
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Where tokens `0..count-1` of a sequence lie in the pools: a run `start..start+count-1`, or a table."""
+    """Where tokens `0..count-1` of a sequence lie: a run from `start`, or the blocks of a table."""
 
     count: int
     start: int | None
@@ -50,8 +52,9 @@ class LayerPool:
 class CacheManager:
     """Sequences of cached tokens: open, reserve, stage, commit or discard, close.
 
-    `max_bytes` bounds what all pools may take, None is no bound. The pools' shapes are learnt from the
-    first keys and values written, so families with layers of different shapes need no description.
+    `max_bytes` bounds what all pools may take, None is no bound. The pools' shapes are learnt from
+    the first keys and values written, so families with layers of different shapes need no
+    description.
     """
 
     def __init__(self, max_bytes: int | None = None) -> None:
@@ -118,7 +121,7 @@ class CacheManager:
         )
 
     def pool(self, layer: int, keys_like: Tensor, values_like: Tensor) -> LayerPool:
-        """Return the layer's pool, made at first use for rows `[kv_heads, rows, head_dim]` like these."""
+        """Return the layer's pool, made at first use for rows `[kv_heads, rows, head_dim]`."""
         pool = self._pools.get(layer)
         if pool is None:
             pool = LayerPool(
@@ -141,7 +144,7 @@ class CacheManager:
         sequence.ancestors = ancestors
 
     def commit(self, seq: int, path: int | Sequence[int]) -> None:
-        """Keep the first `path` staged rows, or the staged rows `path` names (ascending); forget the others.
+        """Keep the first `path` staged rows, or those it names, ascending; forget the others.
 
         Raises:
             InvalidConfig: the path names rows that are not staged, or not in ascending order.
@@ -167,7 +170,7 @@ class CacheManager:
             for pool in self._pools.values():
                 for block in sequence.blocks:
                     slots = slice(block * BLOCK_SLOTS, (block + 1) * BLOCK_SLOTS)
-                    # A stale NaN would survive a zero weight (0 * NaN), so no block is handed on unclean.
+                    # A stale NaN would survive a zero weight (0 * NaN): hand on clean blocks.
                     pool.keys[:, slots].zero_()
                     pool.values[:, slots].zero_()
         self._allocator.release(seq, sequence.blocks)
@@ -177,7 +180,8 @@ class CacheManager:
         sequence = self._sequences.get(seq)
         if sequence is None:
             raise InvalidConfig(
-                f"sequence {seq} is not open; use a handle that open() returned and close() has not ended"
+                f"sequence {seq} is not open; "
+                "use a handle that open() returned and close() has not ended"
             )
         return sequence
 
@@ -205,8 +209,9 @@ class CacheManager:
                 self._grow(wanted)
                 return
         raise ModelError(
-            f"the cache holds {self.num_blocks * BLOCK_SLOTS} tokens in {self.cache_bytes} bytes and may not pass "
-            f"max_bytes={self._max_bytes}; close sequences, admit fewer at a time, or raise max_bytes"
+            f"the cache holds {self.num_blocks * BLOCK_SLOTS} tokens in {self.cache_bytes} bytes "
+            f"and may not pass max_bytes={self._max_bytes}; "
+            "close sequences, admit fewer at a time, or raise max_bytes"
         )
 
     def _grow(self, num_blocks: int) -> None:
@@ -222,15 +227,15 @@ class CacheManager:
 
 
 def _check_path(path: int | Sequence[int], nodes: Sequence[int], num_staged: int) -> None:
-    ascending = all(a < b for a, b in zip(nodes, nodes[1:], strict=False))
+    ascending = all(a < b for a, b in pairwise(nodes))
     if (
-        (isinstance(path, int)
-        and path < 0)
+        (isinstance(path, int) and path < 0)
         or not ascending
         or (nodes and not 0 <= nodes[0] <= nodes[-1] < num_staged)
     ):
         raise InvalidConfig(
-            f"commit of {path!r} with {num_staged} rows staged; give a count up to {num_staged} or ascending node indices"
+            f"commit of {path!r} with {num_staged} rows staged; "
+            f"give a count up to {num_staged} or ascending node indices"
         )
 
 

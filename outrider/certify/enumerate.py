@@ -48,8 +48,9 @@ class Replay:
         """The uniform at an address, as far as it is decided."""
         return Undecided(self, (stream, anchor, index))
 
-    def below(self, address: Address, cut: Fraction, *, strict: bool) -> bool:
-        """Whether the address's uniform is below (or, not strict, at) `cut`."""
+    def below(self, address: Address, bound: Number, *, strict: bool) -> bool:
+        """Whether the address's uniform is below (or, not strict, at) `bound`."""
+        cut = Fraction(bound)
         if self._grid is not None:
             steps = cut * self._grid
             cut = Fraction(math.ceil(steps) if strict else math.floor(steps) + 1, self._grid)
@@ -87,7 +88,7 @@ class Undecided:
     def _compare(self, bound: Number, *, strict: bool) -> bool:
         if self.scale == 0:
             return bound > 0 if strict else bound >= 0
-        return self.replay.below(self.address, Fraction(bound) / self.scale, strict=strict)
+        return self.replay.below(self.address, bound / self.scale, strict=strict)
 
 
 def identity(law: LawRow) -> LawRow:

@@ -54,7 +54,7 @@ def fixed(name: str, p: list[int], q: list[int], depth: int, length: int) -> Pai
 
 
 def random_pair(seed: int) -> Pair:
-    """A pair of 2 to 6 tokens at depth 1 to 3, with zeros, ties, equal and one-hot laws among its own."""
+    """A pair of 2 to 6 tokens at depth 1 to 3; its laws have zeros, ties, equals, certainties."""
     chance = random.Random(f"pair {seed}")
     vocab_size = chance.choice((2, 2, 3, 4, 5, 6))
     depth = chance.choice((1, 2, 3))
@@ -63,7 +63,9 @@ def random_pair(seed: int) -> Pair:
     holes = 0.2 if vocab_size < 4 else 0.55
 
     def weights(chance: random.Random) -> list[int]:
-        drawn = [0 if chance.random() < holes else chance.randint(1, top) for _ in range(vocab_size)]
+        drawn = [
+            0 if chance.random() < holes else chance.randint(1, top) for _ in range(vocab_size)
+        ]
         drawn[chance.randrange(vocab_size)] += 1
         return drawn
 

@@ -1,4 +1,4 @@
-"""Production against reference, path by path: the same tables, the same Philox noise, the same tokens."""
+"""Production against reference, path by path: same tables, same Philox noise, same tokens."""
 
 from __future__ import annotations
 
@@ -64,11 +64,15 @@ def compare(
 ) -> PathCount:
     """Runs `rounds` random rounds through production and through the reference.
 
-    Tables are of 2 to 6 tokens at depth 0 to 3: small whole-number weights with zeros and equal laws,
-    and random reals. Production reads them in `dtype`, the reference in float64.
+    Tables are of 2 to 6 tokens at depth 0 to 3: small whole-number weights with zeros and equal
+    laws, and random reals. Production reads them in `dtype`, the reference in float64.
 
     Args:
+        rule: name of the rule.
+        seed: of tables, lengths and noise addresses.
+        rounds: how many.
         form: how the draft's law is handed over: `dense`, `sparse`, or `point` (certain tokens).
+        dtype: float64 or float32.
         production: what is compared with the reference of `rule`; None = the rule itself.
     """
     production = production or RULES[rule]
@@ -78,21 +82,21 @@ def compare(
     law = _law(batch, form, dtype)
     draws = Draws(production, batch.noise)
     everyone = torch.arange(rounds)
-    columns = [
-        draws.draw(law.select(everyone * depth + i), i, everyone) for i in range(depth)
-    ]
+    columns = [draws.draw(law.select(everyone * depth + i), i, everyone) for i in range(depth)]
     tokens_BK = torch.stack(columns, 1) if columns else torch.zeros(rounds, 0, dtype=torch.int64)
     handed = None if form == "point" else law
     draft = ChainDraft(tokens_BK, batch.lengths_B, handed)
     verdict = production.verify(draft, p_BTV, batch.noise)
-    q_BKV = law.table(width).reshape(rounds, depth, width).numpy() if form == "point" else batch.q_BKV
+    q_BKV = (
+        law.table(width).reshape(rounds, depth, width).numpy() if form == "point" else batch.q_BKV
+    )
     decided = torch.stack((verdict.num_accepted_B, verdict.token_B), 1).tolist()
     readings = _Readings(rule, batch, width)
     count = PathCount(rule)
     for b, (length, tokens, got) in enumerate(
         zip(batch.lengths_B.tolist(), tokens_BK.tolist(), decided, strict=True)
     ):
-        round = Round(
+        case = Round(
             tokens[:length],
             batch.p_BTV[b, : length + 1].tolist(),
             q_BKV[b, :length].tolist(),
@@ -100,11 +104,11 @@ def compare(
         )
         count.rounds += 1
         count.draws += readings.draws_of(length)
-        same = _drafts_agree(rule, round, form, readings, b)
-        outcome = _decide(rule, round, readings, b)
+        same = _drafts_agree(rule, case, form, readings, b)
+        outcome = _decide(rule, case, readings, b)
         if same and [outcome.kept, outcome.token] == got:
             continue
-        _judge(count, rule, round, readings, b, got)
+        _judge(count, rule, case, readings, b, got)
     return count
 
 

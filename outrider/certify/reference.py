@@ -19,7 +19,7 @@ Uniform: TypeAlias = Any
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """The uniforms of one round by index: tests on ACCEPT, added tokens on EXTRA, drafts on DRAFT."""
+    """The uniforms of one round by index: of streams ACCEPT, EXTRA and DRAFT."""
 
     test: Callable[[int], Uniform]
     extra: Callable[[int], Uniform]
@@ -48,7 +48,7 @@ ReferenceRule: TypeAlias = Callable[[Round], Outcome]
 
 
 def inverse_cdf(weights: LawRow, uniform: Uniform) -> int:
-    """The first index whose cumulative weight exceeds `u * sum`; the last with weight at the end."""
+    """The first index whose cumulative weight exceeds `u * sum`, or the last with weight."""
     total, upto = sum(weights), 0 * weights[0]
     for token, weight in enumerate(weights):
         upto += weight

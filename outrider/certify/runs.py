@@ -17,8 +17,7 @@ from outrider.certify.pairs import Pair
 from outrider.decoding import RULES, ChainDraft, Draws, Law, RoundNoise, Rule, Verdict, theory
 from outrider.decoding.rules import CoupledRule, GreedyRule, while_equal
 from outrider.decoding.sampling import gumbel_race
-from outrider.decoding.theory import Model
-
+from outrider.decoding.theory import LawRow, Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +33,7 @@ class Written:
 def write(
     rule: Rule | str, p: Model, q: Model, seeds: Sequence[int], depth: int, length: int
 ) -> Written:
-    """Writes a text of `length` tokens per seed in rounds of up to `depth` drafted tokens.
-
-    """
+    """Writes a text of `length` tokens per seed in rounds of up to `depth` drafted tokens."""
     rule = RULES[rule] if isinstance(rule, str) else rule
     key = noise.as_key(seeds)
     texts: list[Text] = [() for _ in seeds]
@@ -47,9 +44,7 @@ def write(
         round_noise = RoundNoise(key[open_], torch.zeros_like(anchors), anchors)
         depths = [min(depth, length - len(text) - 1) for text in here]
         draft = _draft(rule, q, here, depths, round_noise)
-        chains = [
-            row[:n] for row, n in zip(draft.tokens_BK.tolist(), depths, strict=True)
-        ]
+        chains = [row[:n] for row, n in zip(draft.tokens_BK.tolist(), depths, strict=True)]
         verdict = rule.verify(draft, _target_rows(p, here, chains), round_noise)
         decided = zip(
             open_, chains, verdict.num_accepted_B.tolist(), verdict.token_B.tolist(), strict=True
@@ -154,26 +149,36 @@ def seeded_checks(num_texts: int) -> Iterator[tuple[str, bool]]:
                 total += num_texts
                 kept += written.kept
         line = (
-            f"{rule}: {total:,} texts of {LENGTH} tokens over three drafters each, {kept:,} drafted tokens "
-            f"kept; {differing} differ from plain decoding"
+            f"{rule}: {total:,} texts of {LENGTH} tokens over three drafters each, {kept:,} "
+            f"drafted tokens kept; {differing} differ from plain decoding"
         )
         yield line, differing == 0
     for pair in _pairs():
         p, q = pair.target(()), pair.draft(())
-        written = write("coupled", lambda _: p, lambda _: q, range(10 * num_texts), 1, 2)
+        written = write("coupled", _always(p), _always(q), range(10 * num_texts), 1, 2)
         expected = float(theory.gumbel_acceptance(p, q))
-        seen, spread = written.kept / written.drafted, math.sqrt(max(expected * (1 - expected), 1e-9))
+        seen, spread = (
+            written.kept / written.drafted,
+            math.sqrt(max(expected * (1 - expected), 1e-9)),
+        )
         off = (seen - expected) / (spread / math.sqrt(written.drafted))
         line = (
-            f"coupled, {pair.name}: {seen:.4f} of {written.drafted:,} drafted tokens kept, closed form "
-            f"{expected:.4f} ({off:+.1f} standard errors)"
+            f"coupled, {pair.name}: {seen:.4f} of {written.drafted:,} drafted tokens kept, closed "
+            f"form {expected:.4f} ({off:+.1f} standard errors)"
         )
         yield line, abs(off) < 4.5
 
 
 def seeded_wrong(num_texts: int) -> Iterator[tuple[str, str, bool]]:
     """Broken seeded rules: name, how many texts differ from plain decoding, whether any does."""
-    for broken in (_KeyedByRound(), _KeyedByNode(), _KeyedByDraftLength(), _LastOfEquals(), _KeepsOneMore(), _Lenient()):
+    for broken in (
+        _KeyedByRound(),
+        _KeyedByNode(),
+        _KeyedByDraftLength(),
+        _LastOfEquals(),
+        _KeepsOneMore(),
+        _Lenient(),
+    ):
         differing = total = 0
         for pair in _pairs():
             seeds = range(total, total + num_texts)
@@ -196,7 +201,10 @@ def _pairs() -> list[Pair]:
 
 
 def _uniform_over(vocab_size: int) -> Model:
-    law = pairs.fractions_of([1] * vocab_size)
+    return _always(pairs.fractions_of([1] * vocab_size))
+
+
+def _always(law: LawRow) -> Model:
     return lambda _: law
 
 
@@ -263,7 +271,6 @@ class _KeepsOneMore(GreedyRule):
         kept = torch.minimum(right.num_accepted_B + 1, draft.lengths_B)
         own = target_BTV.argmax(-1)
         return Verdict(kept, own.gather(1, kept[:, None]).squeeze(1))
-
 
 
 class _Lenient(GreedyRule):

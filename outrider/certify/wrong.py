@@ -1,4 +1,4 @@
-"""Rules broken on purpose, each as a real implementation was: certification must tell them apart."""
+"""Rules broken on purpose, each as a real implementation was: certification must catch them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws: the one place where drafted tokens are drawn, so that the law reported is the law sampled."""
+"""Draws: the one place where drafted tokens are drawn: the law reported is the law sampled."""
 
 from __future__ import annotations
 

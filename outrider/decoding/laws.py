@@ -1,4 +1,4 @@
-"""Laws: logits in, the law a token is really drawn from out; one object for drawing and for ratios."""
+"""Laws: logits in, the law tokens are drawn from out; one object for drawing and for ratios."""
 
 from __future__ import annotations
 
@@ -99,15 +99,17 @@ def processed_probs(
 
     Args:
         logits_RV: any floating dtype, rows as `check_logits` wants them; -inf forbids a token.
-        temperature_R, top_k_R, top_p_R, min_p_R: one number, or one per row.
+        temperature_R: divides the logits; like the others one number, or one per row.
+        top_k_R: how many of the largest stay.
+        top_p_R: the mass the likeliest must reach to be all that stays.
+        min_p_R: the least share of the largest probability that stays.
 
     Returns:
         float32, or float64 for float64 logits; rows sum to one.
     """
     scores_RV = logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
     temperature_R, top_k_R, top_p_R, min_p_R = (
-        _per_row(control, scores_RV)
-        for control in (temperature_R, top_k_R, top_p_R, min_p_R)
+        _per_row(control, scores_RV) for control in (temperature_R, top_k_R, top_p_R, min_p_R)
     )
     greedy_R = temperature_R == 0
     if greedy_R.any():
@@ -135,13 +137,11 @@ def _with_greedy(
     min_p_R: Tensor,
 ) -> Tensor:
     """A batch in which some rows are one-hot."""
-    probs_RV = torch.zeros_like(scores_RV)
-    if not greedy_R.all():
-        warm = ~greedy_R
-        controls = (control[warm] for control in (temperature_R, top_k_R, top_p_R, min_p_R))
-        probs_RV[warm] = processed_probs(scores_RV[warm], *controls)
-    cold = greedy_R.nonzero().squeeze(1)
-    probs_RV[cold, scores_RV[cold].argmax(-1)] = 1.0
+    probs_RV = torch.zeros_like(scores_RV).scatter_(1, scores_RV.argmax(-1, keepdim=True), 1.0)
+    warm_R = ~greedy_R
+    if warm_R.any():
+        controls = (control[warm_R] for control in (temperature_R, top_k_R, top_p_R, min_p_R))
+        probs_RV[warm_R] = processed_probs(scores_RV[warm_R], *controls)
     return probs_RV
 
 
@@ -198,7 +198,7 @@ def _top_p(scores_RV: Tensor, top_p_R: Tensor) -> Tensor:
 
 
 def _head(scores_RV: Tensor, probs_RV: Tensor, cut_R1: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens that may be in the nucleus `[R, V]`, ties included, and the mass below them `[R, 1]`."""
+    """Tokens that may be in the nucleus `[R, V]`, ties included; the mass below them `[R, 1]`."""
     size, width = _NUCLEUS_GUESS, scores_RV.shape[1]
     while size < width:
         least_R1 = scores_RV.topk(size, -1).values[:, -1:]

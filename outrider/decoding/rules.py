@@ -39,7 +39,7 @@ class Rule(ABC):
     def verify(
         self, draft: ChainDraft, target_BTV: Float[Tensor, "B T V"], noise: RoundNoise
     ) -> Verdict:
-        """The decision on B chains; `target_BTV` has K + 1 rows, those past a chain's end unread."""
+        """The decision on B chains; of the K + 1 rows those past a chain's end are not read."""
 
     def draw(self, law: Law, noise_n: RoundNoise, index: int) -> Int64[Tensor, " n"]:
         """Drafted token `index` of n sequences, drawn from `law` the way this rule wants drafts."""
@@ -114,7 +114,7 @@ class BlockRule(_Rejection):
     @staticmethod
     def _thresholds(draft: ChainDraft, target_BTV: Tensor, log_b_BT: Tensor) -> Tensor:
         """h of prefix lengths 1..K, `[B, K]`."""
-        num_texts, depth = draft.tokens_BK.shape
+        depth = draft.tokens_BK.shape[1]
         h_BK = log_b_BT[:, 1:].exp()
         inner_BK = torch.arange(1, depth + 1, device=h_BK.device) < draft.lengths_B[:, None]
         # Rows whose b is 0 are settled: nothing of the target is left at or behind them.

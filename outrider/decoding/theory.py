@@ -1,4 +1,4 @@
-"""What speculation should give: expected tokens, best depth, acceptance of each rule, in closed form.
+"""What speculation should give, in closed form: expected tokens, best depth, acceptance.
 
 Arithmetic is the caller's: Fractions give exact answers, floats quick ones. p is the target's law,
 q the draft's, a law a sequence of probabilities, a model a function from a prefix to a law.
@@ -133,7 +133,7 @@ def block_expected_accepted(p: Model, q: Model, depth: int) -> Number:
 
 
 def accepted_ceiling(p: Model, q: Model, depth: int) -> Number:
-    """sum min(p(x), q(x)) over prefixes: above what any valid rule keeps; reaching it betrays bias."""
+    """sum min(p(x), q(x)) over prefixes: no less than what any valid rule keeps of a chain."""
 
     def walk(prefix: tuple[int, ...], p_path: Number, q_path: Number) -> Number:
         if len(prefix) == depth:

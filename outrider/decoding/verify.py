@@ -93,10 +93,11 @@ def verify_speculative_tokens(
     """Decides how much of B drafted chains stays and draws the token that follows each.
 
     Arithmetic is in float32, for float64 arrays in float64; a token with q = 0 is kept exactly
-    where p > 0; where p - q leaves nothing, p is drawn from; no token without target mass comes out.
+    where p > 0; where p - q leaves nothing, p is drawn from; a token without target mass never
+    comes out.
 
     Args:
-        draft_probs: `[B, K, V]`, the laws the tokens were drawn from; None = the tokens are certain.
+        draft_probs: `[B, K, V]`, the laws of the drafted tokens; None = they are certain.
         target_probs: `[B, K + 1, V]`, row i after the first i drafted tokens.
         draft_tokens: `[B, K]` integers.
         seed: in [0, 2**64). Uniform `b * (K + 1) + i` of its flat Philox stream (counter = index
@@ -111,7 +112,7 @@ def verify_speculative_tokens(
         TokenOutOfRange: a drafted token outside 0..V-1.
         NonFinite: NaN or an infinity in a law.
         DegenerateDistribution: a target row without mass.
-        InvalidConfig: an unknown rule, a seed, dtype, length or negative probability that cannot be meant.
+        InvalidConfig: an unknown rule, a seed, dtype or negative probability that cannot be meant.
     """
     sifter = _SIFTERS.get(rule)
     if sifter is None:
@@ -181,9 +182,7 @@ def compute_expected_tokens(acceptance_rates: Array) -> Float[Tensor, " B"]:
     """
     rates_BK = _floats("acceptance_rates", acceptance_rates)
     if rates_BK.ndim != 2:
-        raise InvalidConfig(
-            f"acceptance_rates has shape {tuple(rates_BK.shape)}; [B, K] is due"
-        )
+        raise InvalidConfig(f"acceptance_rates has shape {tuple(rates_BK.shape)}; [B, K] is due")
     _check_probs("acceptance_rates", rates_BK)
     if (rates_BK > 1).any():
         raise InvalidConfig(f"acceptance_rates reach {float(rates_BK.max())}; at most 1 is due")
@@ -221,7 +220,7 @@ def adjusted_distribution(target_logprobs: Array, draft_logprobs: Array) -> Floa
     q = _exp_row("draft_logprobs", draft_logprobs)
     if len(p) != len(q):
         raise DistributionWidthMismatch(
-            f"target_logprobs has {len(p)} entries, draft_logprobs {len(q)}; both cover the vocabulary"
+            f"target_logprobs has {len(p)} entries, draft_logprobs {len(q)}: not one vocabulary"
         )
     if not p.sum() > 0:
         raise DegenerateDistribution("target_logprobs has no mass: every entry is -inf")
@@ -344,14 +343,12 @@ def _check_probs(name: str, probs: Tensor) -> None:
 
 def _check_shapes(draft_BKV: Tensor | None, target_BTV: Tensor, tokens_BK: Tensor) -> None:
     if tokens_BK.ndim != 2:
-        raise DraftShapeMismatch(
-            f"draft_tokens has shape {tuple(tokens_BK.shape)}; [B, K] is due"
-        )
+        raise DraftShapeMismatch(f"draft_tokens has shape {tuple(tokens_BK.shape)}; [B, K] is due")
     num_texts, depth = tokens_BK.shape
     if target_BTV.ndim != 3 or target_BTV.shape[:2] != (num_texts, depth + 1):
         raise TargetShapeMismatch(
-            f"target_probs has shape {tuple(target_BTV.shape)}; [{num_texts}, {depth + 1}, V] is due: "
-            "one row more than drafted tokens"
+            f"target_probs has shape {tuple(target_BTV.shape)}; "
+            f"[{num_texts}, {depth + 1}, V] is due: one row more than drafted tokens"
         )
     width = target_BTV.shape[2]
     if width == 0:
@@ -360,7 +357,8 @@ def _check_shapes(draft_BKV: Tensor | None, target_BTV: Tensor, tokens_BK: Tenso
         return
     if draft_BKV.ndim != 3 or draft_BKV.shape[:2] != (num_texts, depth):
         raise DraftShapeMismatch(
-            f"draft_probs has shape {tuple(draft_BKV.shape)}; [{num_texts}, {depth}, {width}] is due"
+            f"draft_probs has shape {tuple(draft_BKV.shape)}; "
+            f"[{num_texts}, {depth}, {width}] is due"
         )
     if draft_BKV.shape[2] != width:
         raise DistributionWidthMismatch(
@@ -378,9 +376,7 @@ def _lengths(draft_lengths: Array | None, tokens_BK: Tensor) -> Tensor:
             f"draft_lengths has shape {tuple(lengths_B.shape)}; [{num_texts}] is due"
         )
     if ((lengths_B < 0) | (lengths_B > depth)).any():
-        raise DraftShapeMismatch(
-            f"draft_lengths={lengths_B.tolist()}: each must lie in 0..{depth}, the width of draft_tokens"
-        )
+        raise DraftShapeMismatch(f"draft_lengths={lengths_B.tolist()}: each must lie in 0..{depth}")
     return lengths_B
 
 

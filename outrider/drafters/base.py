@@ -1,8 +1,8 @@
 """The contract between the engine and whoever guesses.
 
-A drafter sees texts and hands back a Draft; it draws nothing by itself. It asks the round's draws for
-tokens of a law, so that the law reported is the law sampled. What it keeps between rounds follows
-the texts' own tokens: after an exception it simply has more to read.
+A drafter sees texts and hands back chains; it draws nothing by itself. It asks the round's draws
+for tokens of a law, so that the law reported is the law sampled. What it keeps between rounds
+follows the texts' own tokens: after an exception it simply has more to read.
 """
 
 from __future__ import annotations

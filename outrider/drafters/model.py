@@ -62,9 +62,7 @@ class ModelDrafter(Drafter):
             while len(tokens) > self.chunk:
                 head, tokens[:] = tokens[: self.chunk], tokens[self.chunk :]
                 nothing = torch.empty(0, dtype=torch.int64)
-                self.model.score(
-                    Rows((handle,), (self.chunk,), torch.tensor(head), None, nothing)
-                )
+                self.model.score(Rows((handle,), (self.chunk,), torch.tensor(head), None, nothing))
         counts = tuple(len(tokens) for tokens in pending)
         flat = torch.tensor([token for tokens in pending for token in tokens])
         ends = torch.tensor(list(itertools.accumulate(counts)))

@@ -1,7 +1,8 @@
 """Prompt lookup: what followed the last time the text ended like this.
 
-Saxena, "Prompt Lookup Decoding", 2023; vLLM's `ngram` and llama.cpp's `lookup` are of this kind. Every n-gram
-of the text is indexed as it grows, so a proposal costs O(1) amortised in the context length.
+Saxena, "Prompt Lookup Decoding", 2023; vLLM's `ngram` and llama.cpp's `lookup` are of this kind.
+Every n-gram of the text is indexed as it grows, so a proposal costs O(1) amortised in the context
+length.
 """
 
 from __future__ import annotations

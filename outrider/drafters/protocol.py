@@ -8,8 +8,13 @@ from torch import Tensor
 
 from outrider.decoding import ChainDraft
 from outrider.drafters.base import Drafter, RoundDraws
-from outrider.errors import DraftShapeMismatch, InvalidConfig, OutriderError, TokenOutOfRange
-from outrider.errors import ModelError
+from outrider.errors import (
+    DraftShapeMismatch,
+    InvalidConfig,
+    ModelError,
+    OutriderError,
+    TokenOutOfRange,
+)
 from outrider.models.protocol import DraftModel, DraftProposal, as_row
 from outrider.sequence import Sequence
 

@@ -1,7 +1,7 @@
 """The step: admit, propose, score, verify, commit, emit. Nothing else drives the models.
 
-Plain decoding is the drafter that proposes nothing, reading a prompt is a text with many pending tokens, and an
-exception anywhere before `commit` leaves every text as it was.
+Plain decoding is the drafter that proposes nothing, reading a prompt is a text with many pending
+tokens, and an exception anywhere before `commit` leaves every text as it was.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from outrider.engine.emit import Emitter
 from outrider.engine.group import Group, Scores, alphas, score
 from outrider.engine.laps import Laps
 from outrider.engine.scheduler import Scheduler
+from outrider.errors import OutOfMemory
 from outrider.models.base import Target
 from outrider.sequence import Sequence
 from outrider.types import Source, SpeculativeMetrics
@@ -64,10 +65,11 @@ class Engine:
             for group in self._admit():
                 try:
                     self._round(group)
-                except MemoryError as error:
-                    self._spare(group, error)
                 except Exception as error:
-                    self._fail(group, error)
+                    if out_of_memory(error):
+                        self._spare(group, error)
+                    else:
+                        self._fail(group, error)
             self._release_finished()
 
     def _round(self, group: Group) -> None:
@@ -97,8 +99,9 @@ class Engine:
         for key, texts in members.items():
             kept = self._groups.get(key)
             drafter = self._plain if key[0] else self.drafter
-            same = kept is not None and kept.texts == texts
-            groups[key] = kept if same else Group(texts, drafter, RULES[key[1]])
+            if kept is None or kept.texts != texts:
+                kept = Group(texts, drafter, RULES[key[1]])
+            groups[key] = kept
         self._groups = groups
         return list(groups.values())
 
@@ -110,7 +113,7 @@ class Engine:
         verdict: Verdict,
         alphas_B: list[float],
     ) -> list[list[Source]]:
-        """Settles what each text keeps and moves the caches after it; returns the tokens' sources."""
+        """Settles what each text keeps and moves the caches; returns the tokens' sources."""
         chains, drafted = draft.tokens_BK.tolist(), draft.lengths_B.tolist()
         accepted, extra = verdict.num_accepted_B.tolist(), verdict.token_B.tolist()
         added: list[list[Source]] = []
@@ -152,17 +155,22 @@ class Engine:
                 group.drafter.discard(text)
             raise
 
-    def _spare(self, group: Group, error: MemoryError) -> None:
+    def _spare(self, group: Group, error: Exception) -> None:
         """Out of memory: drop the drafts first, then admit less, then give the text up."""
         if group.drafter is not self._plain:
             try:
-                return self._round(Group(group.texts, self._plain, group.rule))
-            except MemoryError:
-                pass
-        if not self._scheduler.suspend_last():
+                self._round(Group(group.texts, self._plain, group.rule))
+            except Exception as again:
+                error = again
+            else:
+                return
+        if not out_of_memory(error) or not self._scheduler.suspend_last():
             self._fail(group, error)
 
     def _fail(self, group: Group, error: Exception) -> None:
+        """Ends every text of the group; whoever waits for one gets the error."""
+        if out_of_memory(error) and not isinstance(error, MemoryError):
+            error = OutOfMemory(f"{error}; ask for shorter texts, or fewer at a time (max_texts)")
         for text in group.texts:
             text.error = error
 
@@ -186,3 +194,10 @@ class Engine:
     def _release_finished(self) -> None:
         for text in [text for text in self._scheduler.active if text.finished]:
             self.cancel(text)
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether memory ran out; the CPU allocator of torch says so in words alone."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

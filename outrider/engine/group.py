@@ -1,4 +1,4 @@
-"""Group: the texts that go through a round together, and the target's scores of what they drafted."""
+"""Group: the texts that go through a round together, and the target's scores of their drafts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Scores:
     counts: list[int]
 
     def laws(self, group: Group) -> Tensor:
-        """What the rule reads, padded to `[B, T, V]`: processed laws, or logits where order suffices."""
+        """What the rule reads, padded to `[B, T, V]`: laws, or logits where order suffices."""
         logits_RV = self.logits_RV
         if not self.usable_R.all():
             logits_RV = logits_RV.masked_fill(~self.usable_R[:, None], 0.0)
@@ -71,8 +71,8 @@ class Scores:
         if walked.all():
             return None
         return NonFinite(
-            f"the target's logits for row {int((~walked).nonzero()[0])} of the round hold NaN, +inf or "
-            "nothing finite; check the model's weights and dtype"
+            f"the target's logits for row {int((~walked).nonzero()[0])} of the round hold NaN, "
+            "+inf or nothing finite; check the model's weights and dtype"
         )
 
 
@@ -93,12 +93,10 @@ def alphas(group: Group, draft: ChainDraft, laws_BTV: Tensor, verdict: Verdict) 
 
 
 def score(target: Target, group: Group, draft: ChainDraft, chunk: int) -> Scores:
-    """Reads pending and drafted tokens of every text in one pass; long prompts go in chunks first."""
+    """Reads what each text has pending and drafted in one pass; long prompts go in chunks."""
     chains = [
         row[:length]
-        for row, length in zip(
-            draft.tokens_BK.tolist(), draft.lengths_B.tolist(), strict=True
-        )
+        for row, length in zip(draft.tokens_BK.tolist(), draft.lengths_B.tolist(), strict=True)
     ]
     handles: list[int] = []
     pieces: list[list[int]] = []
@@ -134,4 +132,3 @@ def _padded(rows_RV: Tensor, counts: Sequenced[int]) -> Tensor:
         return rows_RV.view(len(counts), most, -1)
     parts = torch.split(rows_RV, list(counts))
     return torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True)
-

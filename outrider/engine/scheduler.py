@@ -44,7 +44,7 @@ class Scheduler:
         return list(self.active)
 
     def suspend_last(self) -> bool:
-        """Sends the newest text back to the queue and admits one less; False where only one is left."""
+        """Sends the newest text back to the queue and admits one less; False where one is left."""
         if len(self.active) < 2:
             return False
         self.waiting.appendleft(self._drop(self.active[-1]))

@@ -36,8 +36,8 @@ class TextAssembler:
     def push(self, token: int, *, watch: bool = True) -> str | None:
         """Adds a token; returns the stop string it completes, if any.
 
-        With `watch` off no stop string that ends with this token acts, now or later, so that what is
-        found depends on the tokens alone and not on how they came in rounds.
+        With `watch` off no stop string that ends with this token acts, now or later, so that what
+        is found depends on the tokens alone and not on how they came in rounds.
         """
         self._window.append(token)
         text = self._tokenizer.decode(self._window)

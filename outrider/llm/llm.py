@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, cast
 
 import torch
 
@@ -85,7 +85,9 @@ class LLM:
                     + nearest(name, OPTIONS)
                 )
         asked = Speculation(
-            drafter if isinstance(drafter, str) else "none", options.pop("k", 4), options.pop("rule", None)
+            drafter if isinstance(drafter, str) else "none",
+            options.pop("k", 4),
+            options.pop("rule", None),
         ).updated(speculative_config or {})
         place = Placement(
             device,
@@ -127,7 +129,7 @@ class LLM:
             NonFinite, OutOfMemory: one request failed; the others' completions are in the
                 exception's attribute `completions`.
         """
-        several = [prompts] if _is_prompt(prompts) else list(prompts)  # pyright: ignore
+        several = _several(prompts)
         params = sampling_params or SamplingParams()
         each = [params] * len(several) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(several):
@@ -193,5 +195,10 @@ class LLM:
         }
 
 
-def _is_prompt(prompts: Prompt | Sequence[Prompt]) -> TypeGuard[Prompt]:
-    return isinstance(prompts, str) or all(isinstance(token, int) for token in prompts)
+def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several, as several; a list of whole numbers is one prompt."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and all(isinstance(token, int) for token in prompts):
+        return [cast("Sequence[int]", prompts)]
+    return list(cast("Sequence[Prompt]", prompts))

@@ -117,5 +117,5 @@ def check_vocabularies(draft: TextTokenizer, target: TextTokenizer) -> None:
     raise VocabularyMismatch(
         f"the draft model in {str(draft.folder)!r} has {len(theirs)} tokens, the target in "
         f"{str(target.folder)!r} {len(ours)}, and they differ (first at {token!r}: "
-        f"{theirs.get(token)} against {ours.get(token)}); choose a draft with the target's tokenizer"
+        f"{theirs.get(token)} against {ours.get(token)}); choose a draft of the target's tokenizer"
     )

@@ -23,7 +23,7 @@ KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """How to speculate: drafter spec, draft length, rule, and the n-gram lengths of prompt lookup."""
+    """How to speculate: drafter spec, draft length, rule, and prompt lookup's n-gram lengths."""
 
     drafter: str
     k: int

@@ -1,7 +1,8 @@
 """The fast attention body for processors: the query heads of one key head folded into rows.
 
 One small context is one masked product; a long one goes in pieces of keys whose scores stay in the
-processor's cache, merged by log-sum-exp. Dimension key: H query heads, G key heads, r rows, n keys, D width.
+processor's cache, merged by log-sum-exp. Dimension key: H query heads, G key heads, r rows, n keys,
+D width.
 """
 
 import torch
@@ -11,7 +12,7 @@ from outrider.models.attention_op import Options
 from outrider.models.plan import Visible
 
 PIECE_SCORES = 1 << 19
-"""Scores computed at a time: 2 MB of float32 for all cores, which stays in the processor's cache."""
+"""Scores computed at a time: 2 MB of float32, which stays in the processor's cache."""
 
 
 def attend_cpu(
@@ -53,7 +54,11 @@ def _in_pieces(
     groups, rows, _ = folded.shape
     count = keys.shape[1]
     piece = max(64, PIECE_SCORES // (groups * rows))
-    top = total = out = None
+    # A row may see nothing of the first pieces: its top must stay finite.
+    lowest = torch.finfo(torch.float32).min
+    top = torch.full((groups, rows, 1), lowest, device=folded.device)
+    total = torch.zeros(groups, rows, 1, device=folded.device)
+    out = torch.zeros(groups, rows, values.shape[-1], device=folded.device)
     for first in range(0, count, piece):
         last = min(first + piece, count)
         scores = torch.baddbmm(
@@ -66,22 +71,13 @@ def _in_pieces(
         if options.softcap is not None:
             scores = scores.div_(options.softcap).tanh_().mul_(options.softcap)
         _hide(scores, visible, first)
-        here = scores.amax(-1, keepdim=True)
-        if top is None:
-            # A row may see nothing of the first pieces: then its top must stay finite.
-            new_top = here.clamp_min_(torch.finfo(torch.float32).min)
-        else:
-            new_top = torch.maximum(top, here)
+        new_top = torch.maximum(top, scores.amax(-1, keepdim=True))
         weights = scores.sub_(new_top).exp_()
-        part = torch.bmm(weights.to(values.dtype), values[:, first:last]).float()
-        if out is None:
-            total, out = weights.sum(-1, keepdim=True), part
-        else:
-            scale = (top - new_top).exp_()
-            total = total.mul_(scale).add_(weights.sum(-1, keepdim=True))
-            out = out.mul_(scale).add_(part)
+        scale = top.sub_(new_top).exp_()
+        total = total.mul_(scale).add_(weights.sum(-1, keepdim=True))
+        part = torch.bmm(weights.to(values.dtype), values[:, first:last])
+        out = out.mul_(scale).add_(part)
         top = new_top
-    assert top is not None and total is not None and out is not None
     if options.sinks is not None:
         sinks = options.sinks.float().view(groups, -1, 1, 1)
         per_head = top.view(groups, sinks.shape[1], -1, 1)

@@ -1,25 +1,26 @@
-"""The attention op: one signature, several bodies; called by the model's layers through transformers.
+"""The attention op: one signature, several bodies, called by the model's own layers.
 
-The rows of a forward are one flat "batch" row. The op writes their keys and values to the reserved slots and
-lets each row attend to its sequence's committed tokens and to the staged rows its plan makes visible.
+The rows of a forward are one flat "batch" row. The op writes their keys and values to the reserved
+slots and lets each row attend to its sequence's committed tokens and to the staged rows its plan
+makes visible.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from outrider.cache import CacheManager
+from outrider.cache import CacheManager, LayerPool
 from outrider.models.plan import Plan, Span, Visible
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a family adds to plain attention: the factor on the scores, a soft cap, one sink per head."""
+    """What a family adds to attention: the factor on the scores, a soft cap, a sink per head."""
 
     scaling: float
     softcap: float | None = None
@@ -55,18 +56,24 @@ class Forward:
         spans = self.plan.spans
         rows = query.shape[1]
         if len(spans) == 1 and spans[0].num_rows == rows:
-            return self._attend_span(
-                pool, spans[0], query, keys, values, window, options
-            ).unsqueeze(0)
+            rows_QKV = query, keys, values
+            return self._attend_span(pool, spans[0], rows_QKV, window, options).unsqueeze(0)
         out = query.new_zeros(1, rows, query.shape[0], values.shape[-1])
         for span in spans:
             own = slice(span.first, span.last)
-            out[0, own] = self._attend_span(
-                pool, span, query[:, own], keys[:, own], values[:, own], window, options
-            )
+            rows_QKV = query[:, own], keys[:, own], values[:, own]
+            out[0, own] = self._attend_span(pool, span, rows_QKV, window, options)
         return out
 
-    def _attend_span(self, pool, span: Span, query, keys, values, window, options) -> Tensor:
+    def _attend_span(
+        self,
+        pool: LayerPool,
+        span: Span,
+        rows_QKV: tuple[Tensor, Tensor, Tensor],
+        window: int | None,
+        options: Options,
+    ) -> Tensor:
+        query, keys, values = rows_QKV
         slots, rows = span.slots, span.num_rows
         visible = span.visible(window)
         if slots.start is not None:
@@ -87,7 +94,7 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class LayerCall:
-    """One call of the op in a plain forward: the window the layer named and that of the mask it got.
+    """One call of the op in a plain forward: the window the layer named and its mask's.
 
     A mask the family made over by itself has lost its note: `mask_known` is then False.
     """
@@ -144,12 +151,14 @@ def attention(
 ) -> tuple[Tensor, None]:
     """The function transformers calls in every layer, registered under the name "outrider".
 
-    Outside a forward of Outrider (someone calls the model itself) it computes what the mask asks for.
+    Outside a forward of Outrider (someone calls the model itself) it computes what the mask asks
+    for.
     """
     options = Options(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux)
     forward = _forward.get()
     if forward is not None:
-        return forward.attend(module.layer_idx, query, key, value, sliding_window, options), None
+        layer = cast(int, module.layer_idx)
+        return forward.attend(layer, query, key, value, sliding_window, options), None
     if (observer := _observer.get()) is not None:
         known = hasattr(attention_mask, "outrider_window")
         made_for = getattr(attention_mask, "outrider_window", None)

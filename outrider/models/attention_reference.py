@@ -1,4 +1,4 @@
-"""The attention op as a reader would write it: one row and one head at a time. The other bodies equal it."""
+"""The attention op as a reader would write it, row by row and head by head; others equal it."""
 
 import torch
 from torch import Tensor
@@ -12,8 +12,8 @@ def attend_reference(
 ) -> Tensor:
     """Return the attention of one span, `[r, H, D]`, computed in float64.
 
-    `query` `[H, r, D]`; `keys`, `values` `[G, n, D]` are the tokens from `visible.first` on. Query head h
-    reads key head `h // (H / G)`.
+    `query` `[H, r, D]`; `keys`, `values` `[G, n, D]` are the tokens from `visible.first` on. Query
+    head h reads key head `h // (H / G)`.
     """
     heads, rows, _ = query.shape
     per_group = heads // keys.shape[0]

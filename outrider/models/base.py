@@ -1,7 +1,8 @@
-"""The contract between the engine and a language model: flat rows in, logits out, commit or discard.
+"""The contract between engine and model: flat rows in, logits out, then commit or discard.
 
-`score` stages rows and returns logits; `commit` alone moves a length; whatever was staged and not committed
-is forgotten, so an exception between the two leaves nothing to undo. Targets and draft models are one class.
+`score` stages rows and returns logits; `commit` alone moves a length; whatever was staged and not
+committed is forgotten, so an exception between the two leaves nothing to undo. Targets and draft
+models are one class.
 """
 
 from abc import ABC, abstractmethod
@@ -18,18 +19,19 @@ MAX_TREE_NODES = 64
 class Rows:
     """The R flat rows of one forward: the rows of B sequences, one sequence after another.
 
-    `seqs` are the handles of the sequences in row order, each at most once; `counts` their numbers of rows
-    (at least 1); `tokens_R` int64 the rows' tokens.
+    `seqs` are the handles of the sequences in row order, each at most once; `counts` their numbers
+    of rows (at least 1); `tokens_R` int64 the rows' tokens.
 
-    `ancestors_R` None means that each sequence's rows continue its staged chain. Otherwise it is int64 and
-    bit j of a row is set when staged node j of its sequence (every row staged since the last commit counts,
-    in the order of staging) is visible to the row, itself included: the nodes on its path from the root.
+    `ancestors_R` None means that each sequence's rows continue its staged chain. Otherwise it is
+    int64 and bit j of a row is set when staged node j of its sequence (every row staged since the
+    last commit counts, in the order of staging) is visible to the row, itself included: the nodes
+    on its path from the root.
 
-    A row's position is not given but follows: committed length + number of its ancestors - 1, itself
-    being one of them.
+    A row's position is not given but follows: committed length + number of its ancestors - 1,
+    itself being one of them.
 
-    `logits_rows` int64 are the indices of the rows whose logits are wanted, ascending: None is every row, an
-    empty tensor none (reading a prompt).
+    `logits_rows` int64 are the indices of the rows whose logits are wanted, ascending: None is
+    every row, an empty tensor none (reading a prompt).
     """
 
     seqs: tuple[int, ...]
@@ -40,7 +42,7 @@ class Rows:
 
 
 class Target(ABC):
-    """A language model with an opaque cache: `score` proposes nothing lasting, `commit` makes it last."""
+    """A language model with an opaque cache: `score` leaves no trace until `commit`."""
 
     vocab_size: int
     """Width of a row of logits."""
@@ -49,7 +51,7 @@ class Target(ABC):
 
     @abstractmethod
     def open(self, reserve: int) -> int:
-        """Return the handle of a new, empty sequence; `reserve` (a hint) is the length it may grow to."""
+        """Return the handle of a new, empty sequence that may grow to `reserve` tokens (a hint)."""
 
     @abstractmethod
     def length(self, seq: int) -> int:
@@ -63,16 +65,17 @@ class Target(ABC):
     def score(self, rows: Rows) -> Tensor:
         """Stage the rows and return logits `[number wanted, V]` in the model's dtype or float32.
 
-        Several calls stage one after another: a later row sees the earlier staged rows of its sequence (a
-        chain) or those its ancestors name (a tree). When it raises, nothing of this call is staged.
+        Several calls stage one after another: a later row sees the earlier staged rows of its
+        sequence (a chain) or those its ancestors name (a tree). When it raises, nothing of this
+        call is staged.
         """
 
     @abstractmethod
     def commit(self, seq: int, path: int | Sequence[int]) -> None:
         """Make staged rows part of the sequence and forget the others.
 
-        An int n keeps the first n staged rows; a list names the staged nodes to keep, in order of the text
-        (ascending, as a node is staged after its parent).
+        An int n keeps the first n staged rows; a list names the staged nodes to keep, in order of
+        the text (ascending, as a node is staged after its parent).
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""The bundled pair: a small target and a draft model trained for it, shipped as `outrider-models`."""
+"""The bundled pair: a small target and its draft model, shipped as `outrider-models`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def bundled_path(part: str) -> Path:
 
 
 def eval_prompts(name: str = "code") -> list[str]:
-    """Held-out prompts: `code`, `prose` (docstrings and licences) or `foreign` (random identifiers)."""
+    """Held-out prompts: `code`, `prose` (docstrings, licences), `foreign` (random identifiers)."""
     if name not in EVAL_SETS:
         raise InvalidConfig(f"eval set {name!r} does not exist; sets are {', '.join(EVAL_SETS)}")
     lines = (_package() / "eval" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()

@@ -1,8 +1,9 @@
-"""What a model must be able to do to be a target, found out by looking and by one short trial forward.
+"""What a model must be able to do to be a target, found out by looking and by a trial.
 
-Refused by name, with the reason: encoder-decoders, recurrent or hybrid state (it cannot be rolled back),
-attention that does not pass transformers' attention interface, positions that cannot be given, masks that
-are neither causal nor sliding windows. The trial compares a dozen tokens with the model's own attention.
+Refused by name, with the reason: encoder-decoders, recurrent or hybrid state (it cannot be rolled
+back), attention that does not pass transformers' attention interface, positions that cannot be
+given, masks that are neither causal nor sliding windows. The trial compares a dozen tokens with the
+model's own attention.
 """
 
 import inspect
@@ -72,7 +73,7 @@ def check_by_looking(model: PreTrainedModel) -> None:
 
 
 def try_out(model: PreTrainedModel, tokens: Tensor) -> Tensor:
-    """Set the model's attention to the op, refuse what a trial forward shows; return its own eager logits.
+    """Set the model's attention to the op and try it; return its own eager logits.
 
     Raises:
         UnsupportedModel: naming the family and the reason.
@@ -92,7 +93,7 @@ def try_out(model: PreTrainedModel, tokens: Tensor) -> Tensor:
 @torch.inference_mode()
 def own_logits(model: PreTrainedModel, tokens: Tensor) -> Tensor:
     """Return `[n, V]`: the model's own eager attention on a few tokens."""
-    before = model.config._attn_implementation
+    before = model.config._attn_implementation or "eager"
     model.set_attn_implementation("eager")
     try:
         return model(tokens[None], use_cache=False).logits[0]
@@ -114,7 +115,7 @@ def observe(model: PreTrainedModel, tokens: Tensor) -> Trial:
 
 
 def check_trial(model: PreTrainedModel, trial: Trial) -> None:
-    """Refuse what the trial forward shows: layers that bypass the op, unknown masks, forgotten windows.
+    """Refuse what the trial shows: layers that bypass the op, unknown masks, lost windows.
 
     Raises:
         UnsupportedModel: naming the family and the reason.
@@ -124,7 +125,7 @@ def check_trial(model: PreTrainedModel, trial: Trial) -> None:
     if len(layers) != wanted or None in layers:
         raise _refusal(
             model,
-            f"{len(layers)} of its {wanted} layers call the attention interface under their own index",
+            f"{len(layers)} of its {wanted} layers call the attention interface by their own index",
         )
     for request in trial.masks:
         if not _is_causal_or_window(request):

@@ -1,7 +1,8 @@
-"""A Hugging Face causal language model as a target: flat rows through its own forward, our attention inside.
+"""A Hugging Face causal language model as a target: its own forward, our attention inside.
 
-The model's code stays its own; only its attention implementation is set to "outrider", which keeps keys and
-values in block pools. What cannot be rolled back or does not go through that door is refused by name.
+The model's code stays its own; only its attention implementation is set to "outrider", which keeps
+keys and values in block pools. What cannot be rolled back or does not go through that door is
+refused by name.
 """
 
 import inspect
@@ -31,8 +32,8 @@ from outrider.models.strict import STRICT_ROWS, rows_keep_their_bits, slab_linea
 class HuggingFaceTarget(Target):
     """A causal language model of transformers behind `score`, `commit` and `discard`.
 
-    The wrapped model's attention implementation is changed to "outrider" for good; its own forward and
-    `generate` still work. `cache_bytes` bounds the block pools, None is no bound.
+    The wrapped model's attention implementation is changed to "outrider" for good; its own forward
+    and `generate` still work. `cache_bytes` bounds the block pools, None is no bound.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class HuggingFaceTarget(Target):
         self.device = model.device
         self.dtype = model.dtype
         self._cache = CacheManager(cache_bytes)
-        # A 4-D mask is handed through by every family unread, which saves making one in each forward.
+        # Families hand a 4-D mask through unread, which saves making one in each forward.
         self._no_mask = torch.empty(1, 1, 1, 1, dtype=torch.bool, device=self.device)
         self._picks_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._body: Body = attend_cpu
@@ -73,7 +74,8 @@ class HuggingFaceTarget(Target):
     ) -> "HuggingFaceTarget":
         """Load a local model folder.
 
-        `dtype` None is bfloat16 where the device computes in it, else float32; `device` None is the CPU.
+        `dtype` None is bfloat16 where the device computes in it, else float32; `device` None is the
+        CPU.
 
         Raises:
             ModelError: the folder is no model, or its files cannot be read.
@@ -82,16 +84,20 @@ class HuggingFaceTarget(Target):
         folder = Path(path)
         if not (folder / "config.json").is_file():
             raise ModelError(
-                f"{str(folder)!r} is no model folder: it has no config.json; give a folder saved by save_pretrained"
+                f"{str(folder)!r} is no model folder: it has no config.json; "
+                "give a folder saved by save_pretrained"
             )
         device = torch.device(device or "cpu")
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise InvalidConfig(f"device={str(device)!r}, but torch sees no GPU; use device='cpu'")
         try:
-            model = AutoModelForCausalLM.from_pretrained(
+            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=dtype or default_dtype(device), local_files_only=True
             )
+            model.to(device=device)  # pyright: ignore[reportCallIssue]
         except Exception as error:
             raise unreadable(folder, error) from error
-        return cls(model.to(device), strict=strict, pack=pack, cache_bytes=cache_bytes)
+        return cls(model, strict=strict, pack=pack, cache_bytes=cache_bytes)
 
     def _adopt(self, pack: bool) -> None:
         tokens = trial_tokens(self.vocab_size, self.device)
@@ -113,7 +119,8 @@ class HuggingFaceTarget(Target):
         self._body = StrictBody(rows_at_once=STRICT_ROWS, whole=True)
         if not rows_keep_their_bits(self):
             raise UnsupportedModel(
-                f"strict=True cannot be kept by the {self.model.config.model_type} model in {self.dtype} here: a row's "
+                f"strict=True cannot be kept by the {self.model.config.model_type} model in "
+                f"{self.dtype} here: a row's "
                 "logits depend on the rows beside it even in slabs of equal width; use strict=False"
             )
 
@@ -188,14 +195,16 @@ class HuggingFaceTarget(Target):
         low, high = tokens_R.aminmax() if tokens_R.numel() else (torch.zeros(()), torch.zeros(()))
         if low < 0 or high >= self.vocab_size:
             raise TokenOutOfRange(
-                f"token {int(low if low < 0 else high)} with a vocabulary of {self.vocab_size}; give ids from 0 to {self.vocab_size - 1}"
+                f"token {int(low if low < 0 else high)} with a vocabulary of {self.vocab_size}; "
+                f"give ids from 0 to {self.vocab_size - 1}"
             )
 
     def _check_length(self, plan: Plan) -> None:
         longest = int(plan.positions.max()) + 1
         if self.max_length is not None and longest > self.max_length:
             raise InvalidConfig(
-                f"a sequence of {longest} tokens passes the model's context of {self.max_length}; ask for fewer tokens"
+                f"a sequence of {longest} tokens passes the model's context of {self.max_length}; "
+                "ask for fewer tokens"
             )
 
 
@@ -207,12 +216,13 @@ def unreadable(folder: Path, error: Exception) -> ModelError:
         family = None
     if family is not None and family not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return UnsupportedModel(
-            f"the model in {str(folder)!r} is of type {family!r}, which transformers does not know as a causal language "
-            "model (code of the model's own is not run); give a decoder-only language model"
+            f"the model in {str(folder)!r} is of type {family!r}, which transformers does not know "
+            "as a causal language model (a model's own code is not run); give a decoder-only model"
         )
     reason = str(error).strip().splitlines() or [type(error).__name__]
     return ModelError(
-        f"the model in {str(folder)!r} cannot be loaded: {reason[0]}; save it again with save_pretrained"
+        f"the model in {str(folder)!r} cannot be loaded: {reason[0]}; "
+        "save it again with save_pretrained"
     )
 
 

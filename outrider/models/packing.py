@@ -1,21 +1,23 @@
 """Linear layers arranged so that a few rows cost little more than one row on a processor.
 
-`FewRowsLinear` keeps the plain weight and picks, by the number of rows, the product that streams it best.
-`PackedLinear` lays a large weight out once for oneDNN; it replaces the plain weight, so memory is not
-doubled (only a matrix shared with the embedding is kept twice). Packing uses two private operators of torch
-(`mkldnn._reorder_linear_weight`, `mkldnn._linear_pointwise`) behind a probe.
+`FewRowsLinear` keeps the plain weight and picks, by the number of rows, the product that streams it
+best. `PackedLinear` lays a large weight out once for oneDNN; it replaces the plain weight, so
+memory is not doubled (only a matrix shared with the embedding is kept twice). Packing uses two
+private operators of torch (`mkldnn._reorder_linear_weight`, `mkldnn._linear_pointwise`) behind a
+probe.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 MIN_PACKED = {torch.float32: 1 << 22, torch.bfloat16: 1 << 17}
-"""Weights from which packing pays: below, a packed call's own 40 microseconds weigh more. In float32 one
-row of a packed matrix is a tenth slower than plain, five rows twice as fast."""
+"""Weights from which packing pays. In float32 one row of a packed matrix is a tenth slower than
+plain, and five rows twice as fast; in small ones a packed call's own 40 microseconds weigh more."""
 
 ROWS_HINT = 8
 """Rows the packed layout is chosen for; measured best or equal from 1 to 16 rows."""
@@ -59,7 +61,7 @@ class FewRowsLinear(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the sizes, as `nn.Linear` prints them."""
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
 
 
 def _block(out_features: int, in_features: int) -> int | None:
@@ -71,10 +73,10 @@ def _block(out_features: int, in_features: int) -> int | None:
 
 
 class PackedLinear(nn.Module):
-    """A linear layer `[..., in_features] -> [..., out_features]` over a packed weight; inference only.
+    """A linear layer `[..., in_features] -> [..., out_features]` over a packed weight.
 
-    `weight` unpacks a copy on each access, bit for bit the original; `state_dict` holds that copy, so a
-    packed model saves as it was loaded.
+    `weight` unpacks a copy on each access, bit for bit the original; `state_dict` holds that copy,
+    so a packed model saves as it was loaded.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -93,13 +95,15 @@ class PackedLinear(nn.Module):
         """Return `inputs @ weight.T + bias`."""
         return torch.ops.mkldnn._linear_pointwise(inputs, self._packed, self.bias, "none", [], "")
 
-    def _save_to_state_dict(self, destination, prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[prefix + "weight"] = self.weight
 
     def extra_repr(self) -> str:
         """Return the sizes, as `nn.Linear` prints them."""
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
 
 
 class _Fusion:
@@ -148,7 +152,9 @@ class FusedLinear(nn.Module):
         """Return `inputs @ weight.T + bias`; a strided view of the shared product."""
         return self._fusion.part(inputs, self._which)
 
-    def _save_to_state_dict(self, destination, prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
         destination[prefix + "weight"] = self.weight.clone()
         if (bias := self.bias) is not None:
             destination[prefix + "bias"] = bias
@@ -164,7 +170,7 @@ class Arrangement:
 
 @cache
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether torch's private packing operators exist here and compute what `linear` computes."""
+    """Return whether torch's private packing operators exist here and compute as `linear`."""
     if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
         return False
     if not torch.backends.mkldnn.is_available():
@@ -187,8 +193,9 @@ def arrange_linears(
 ) -> Arrangement:
     """Replace the model's plain linear layers on the processor by faster ones, in place.
 
-    Large ones are packed (`pack_all`: every one; `pack=False`: none), float32 ones of any other size become
-    `FewRowsLinear`. Siblings of `FUSED_GROUPS` become one product; `fuse=False` leaves them apart.
+    Large ones are packed (`pack_all`: every one; `pack=False`: none), float32 ones of any other
+    size become `FewRowsLinear`. Siblings of `FUSED_GROUPS` become one product; `fuse=False` leaves
+    them apart.
     """
     num_packed = num_plain = 0
     for parent, names in list(_groups(model, fuse)):
@@ -207,13 +214,12 @@ def arrange_linears(
     return Arrangement(num_packed, num_plain)
 
 
-def _arranged(layers: list[nn.Linear], packed: bool) -> list[nn.Module]:
+def _arranged(layers: list[nn.Linear], packed: bool) -> Sequence[nn.Module]:
     if len(layers) == 1:
-        return [_make(layers[0].weight, layers[0].bias, packed)]
+        return [_make(cast(nn.Parameter, layers[0].weight), layers[0].bias, packed)]
     biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
-    weight = nn.Parameter(
-        torch.cat([layer.weight.detach() for layer in layers]), requires_grad=False
-    )
+    weights = torch.cat([layer.weight.detach() for layer in layers])
+    weight = nn.Parameter(weights, requires_grad=False)
     bias = nn.Parameter(torch.cat(biases), requires_grad=False) if biases else None
     fusion = _Fusion(_make(weight, bias, packed), [layer.out_features for layer in layers])
     parts: list[nn.Module] = []
@@ -232,10 +238,14 @@ def _make(
 
 def _groups(model: nn.Module, fuse: bool) -> Iterator[tuple[nn.Module, tuple[str, ...]]]:
     for parent in model.modules():
-        children = {name: child for name, child in parent.named_children() if _is_plain(child)}
+        children = {
+            name: child
+            for name, child in parent.named_children()
+            if isinstance(child, nn.Linear) and _is_plain(child)
+        }
         for group in FUSED_GROUPS if fuse else ():
-            layers = [children.get(name) for name in group]
-            if all(layers) and _fit(layers):
+            layers = [children[name] for name in group if name in children]
+            if len(layers) == len(group) and _fit(layers):
                 yield parent, group
                 for name in group:
                     del children[name]
@@ -248,7 +258,7 @@ def _fit(layers: list[nn.Linear]) -> bool:
     return len(alike) == 1
 
 
-def _is_plain(module: nn.Module) -> bool:
+def _is_plain(module: nn.Linear) -> bool:
     # Exactly nn.Linear: a subclass may compute something else, and a hook must keep firing.
     return (
         type(module) is nn.Linear

@@ -1,7 +1,8 @@
 """What one forward must know about its flat rows, worked out once and shared by all layers.
 
-A span is the rows of one sequence: where they stand among the flat rows, where the sequence's tokens lie in
-the pools, and which of them each row may see. Dimension key: R flat rows, r rows of a span, n tokens.
+A span is the rows of one sequence: where they stand among the flat rows, where the sequence's
+tokens lie in the pools, and which of them each row may see. Dimension key: R flat rows, r rows of a
+span, n tokens.
 """
 
 from collections.abc import Sequence
@@ -19,9 +20,10 @@ from outrider.models.base import MAX_TREE_NODES, Rows
 class Visible:
     """The keys a span may see: tokens `first..n-1`.
 
-    `hidden` (bool `[r, n - masked]`, None: nothing is hidden) marks what a row must not see among tokens
-    `masked..n-1`; tokens `first..masked-1` are seen by every row. `length` tokens are committed; `paths`
-    (None for a chain) are each row's own staged nodes, in order, wherever the window begins.
+    `hidden` (bool `[r, n - masked]`, None: nothing is hidden) marks what a row must not see among
+    tokens `masked..n-1`; tokens `first..masked-1` are seen by every row. `length` tokens are
+    committed; `paths` (None for a chain) are each row's own staged nodes, in order, wherever the
+    window begins.
     """
 
     first: int
@@ -35,10 +37,10 @@ class Visible:
 class Span:
     """The rows `first..last-1` of a forward, all of one sequence.
 
-    `length` tokens are committed, `slots` says where these, the rows staged before and the new rows lie;
-    the span's own rows are tokens `slots.count - (last - first) .. slots.count - 1`. `positions` are the
-    positions of all staged rows, `ancestors` their bitmasks; both None for a chain. What the rows see begins
-    at a multiple of `align`.
+    `length` tokens are committed, `slots` says where these, the rows staged before and the new rows
+    lie; the span's own rows are tokens `slots.count - (last - first) .. slots.count - 1`.
+    `positions` are the positions of all staged rows, `ancestors` their bitmasks; both None for a
+    chain. What the rows see begins at a multiple of `align`.
     """
 
     first: int
@@ -69,7 +71,7 @@ class Span:
         return int(self.positions[-self.num_rows :].min())
 
     def visible(self, window: int | None) -> Visible:
-        """Return what the rows see of the sequence under a sliding window (None: everything before them)."""
+        """Return what the rows see under a sliding window (None: everything before them)."""
         found = self._visible.get(window)
         if found is None:
             found = self._visible[window] = self._work_out(window)
@@ -85,26 +87,27 @@ class Span:
         # The first key any row sees, moved back to where a block of the canonical order begins.
         lowest = 0 if window is None else max(0, self.lowest_position - window + 1)
         first = min(lowest, self.length) // self.align * self.align
-        cut = window is not None and count - first > window
+        # Whether some row's window leaves out a key of these; else the window says nothing.
+        cut = window if window is not None and count - first > window else None
         if self.ancestors is None:
             # A chain's committed and earlier staged rows are seen by all of its new ones.
-            masked = first if cut else count - rows
-            if rows == 1 and not cut:
+            masked = first if cut is not None else count - rows
+            if rows == 1 and cut is None:
                 return Visible(first, count, None, self.length)
             key = torch.arange(masked, count, device=device)
             hidden = key > row[:, None]
-            if cut:
-                hidden |= key <= row[:, None] - window
+            if cut is not None:
+                hidden |= key <= row[:, None] - cut
             return Visible(first, masked, hidden, self.length)
         assert self.positions is not None
         nodes = torch.arange(self.num_staged, device=device)
         own = (self.ancestors[-rows:, None] >> nodes & 1).bool()
         paths = tuple(torch.nonzero(path).flatten() for path in own)
         hidden = ~own
-        masked = first if cut else self.length
-        if cut:
-            hidden |= self.positions <= row[:, None] - window
-            before = torch.arange(masked, self.length, device=device) <= row[:, None] - window
+        masked = first if cut is not None else self.length
+        if cut is not None:
+            hidden |= self.positions <= row[:, None] - cut
+            before = torch.arange(masked, self.length, device=device) <= row[:, None] - cut
             hidden = torch.cat((before, hidden), -1)
         return Visible(first, masked, hidden, self.length, paths)
 
@@ -122,8 +125,8 @@ def make_plan(
 ) -> Plan:
     """Reserve slots for the rows and work out who sees what; stages nothing.
 
-    `pad` rows without a span follow at position 0: attention gives them zeros. What a span sees begins at
-    a multiple of `align` tokens.
+    `pad` rows without a span follow at position 0: attention gives them zeros. What a span sees
+    begins at a multiple of `align` tokens.
 
     Raises:
         InvalidConfig: rows that contradict each other or the staged rows.
@@ -150,14 +153,15 @@ def make_plan(
 def _tree(
     cache: CacheManager, seq: int, count: int, own: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return bitmasks and positions of all staged nodes with the new ones, None and None for a chain."""
+    """Return bitmasks and positions of all staged nodes, new ones included; None for a chain."""
     length, staged = cache.length(seq), cache.num_staged(seq)
     before = cache.ancestors(seq)
     if own is None and before is None:
         return None, None
     if own is None:
         raise InvalidConfig(
-            f"sequence {seq} has a staged tree of {staged} nodes, and rows without ancestors continue a chain; "
+            f"sequence {seq} has a staged tree of {staged} nodes, and rows without ancestors "
+            "continue a chain; "
             "give the rows' ancestors, or commit first"
         )
     total = staged + count

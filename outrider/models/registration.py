@@ -1,7 +1,7 @@
 """The door to transformers' attention: registers the op under the name "outrider", with its mask.
 
-Inside a forward of Outrider the plan knows who sees what and no mask is made. Outside, masks are the
-family's own boolean ones; the trial forward at load looks at what the family asks for.
+Inside a forward of Outrider the plan knows who sees what and no mask is made. Outside, masks are
+the family's own boolean ones; the trial forward at load looks at what the family asks for.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ _mask_observer: ContextVar[Callable[[MaskRequest], None] | None] = ContextVar(
 
 
 def register() -> None:
-    """Make "outrider" an attention implementation of transformers; doing it twice changes nothing."""
+    """Make "outrider" an attention implementation of transformers; twice is once."""
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, mask)
 
@@ -51,10 +51,9 @@ def observing_masks(observer: Callable[[MaskRequest], None]) -> Iterator[None]:
 
 def mask(**request: Any) -> Tensor | None:
     """Return the boolean mask `[batch, 1, rows, keys]` a plain call asks for."""
-    made = sdpa_mask(
-        **{**request, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    )
-    if (observer := _mask_observer.get()) is not None:
+    never: dict[str, Any] = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    made = sdpa_mask(**{**request, **never})
+    if made is not None and (observer := _mask_observer.get()) is not None:
         window = request.get("local_size")
         observer(MaskRequest(request["mask_function"], window))
         note_window(made, window)

@@ -1,7 +1,8 @@
-"""One arithmetic class for every row: the self-test that finds out, and slabs for where it must be forced.
+"""One arithmetic class for every row: the self-test, and slabs where it must be forced.
 
-oneDNN's packed product gives a row the same bits beside any number of other rows, as long as there are at
-least two; torch's plain product does not. The self-test decides on the real layers, not by assumption.
+oneDNN's packed product gives a row the same bits beside any number of other rows, as long as there
+are at least two; torch's plain product does not. The self-test decides on the real layers, not by
+assumption.
 """
 
 import torch
@@ -11,15 +12,18 @@ from outrider.models.base import Rows, Target
 from outrider.models.packing import FewRowsLinear, FusedLinear, PackedLinear
 
 STRICT_ROWS = 8
-"""The canonical width: rows of a forward are padded to a multiple, and slabs have exactly as many."""
+"""The canonical width: forwards are padded to a multiple, slabs have exactly as many."""
+
+
+AnyLinear = nn.Linear | FewRowsLinear | PackedLinear | FusedLinear
 
 
 class SlabLinear(nn.Module):
     """A linear layer computed eight rows at a time, so that every product has the same form."""
 
-    def __init__(self, inner: nn.Module, rows: int) -> None:
+    def __init__(self, inner: AnyLinear, rows: int) -> None:
         super().__init__()
-        self.inner = inner
+        self.inner: AnyLinear = inner
         self._rows = rows
 
     @property
@@ -43,17 +47,16 @@ class SlabLinear(nn.Module):
 
 def slab_linears(model: nn.Module, rows: int) -> None:
     """Wrap every linear layer of the model, in place."""
-    kinds = (nn.Linear, FewRowsLinear, PackedLinear, FusedLinear)
     for parent in list(model.modules()):
         if isinstance(parent, SlabLinear):
             continue
         for name, child in list(parent.named_children()):
-            if isinstance(child, kinds):
+            if isinstance(child, AnyLinear):
                 setattr(parent, name, SlabLinear(child, rows))
 
 
 def rows_keep_their_bits(target: Target) -> bool:
-    """Return whether a dozen rows have the same logits, bit for bit, read at once, in parts, and in a batch."""
+    """Return whether rows have the same bits read at once, in parts, and in a batch."""
     tokens = (torch.arange(1, 13) * 7919) % target.vocab_size
     wanted = _read(target, tokens, (12,))
     if not torch.equal(_read(target, tokens, (4, 1, 5, 1, 1)), wanted):

@@ -1,4 +1,4 @@
-"""The cache: staging leaves no trace, commit alone moves a length, paths move together, pools grow and end."""
+"""The cache: staging leaves no trace, commit moves a length, paths move, pools grow and end."""
 
 import pytest
 import torch
@@ -100,11 +100,10 @@ def test_pools_double_and_keep_what_they_hold():
 def test_one_sequence_alone_stays_one_run():
     cache = CacheManager()
     seq = cache.open(0)
-    for step in range(20):
+    for _ in range(20):
         write(cache, seq, list(range(50)))
         cache.commit(seq, 50)
         assert cache.reserve(seq, 0).start == 0
-    assert step == 19
 
 
 def test_a_closed_sequence_gives_its_blocks_back_clean():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fractions import Fraction as F
+from fractions import Fraction
 
 import pytest
 
@@ -21,7 +21,10 @@ def test_whole_runs_have_the_target_law(rule: str):
     found = proof.enumerate_rule(rule, 3)
     assert found.max_tv == 0
     assert found.kept_as_in_theory
-    assert found.sun_kept == {"match": F(52, 81), "token": F(10, 9), "block": F(11, 9)}[rule]
+    assert (
+        found.sun_kept
+        == {"match": Fraction(52, 81), "token": Fraction(10, 9), "block": Fraction(11, 9)}[rule]
+    )
 
 
 @pytest.mark.parametrize("wrong", BROKEN, ids=lambda wrong: wrong.name)
@@ -29,7 +32,9 @@ def test_a_broken_variant_is_caught(wrong: Wrong):
     assert proof.catch(wrong).found
 
 
-@pytest.mark.parametrize("wrong", [w for w in BROKEN if w.scheme.grid is None], ids=lambda w: w.name)
+@pytest.mark.parametrize(
+    "wrong", [w for w in BROKEN if w.scheme.grid is None], ids=lambda w: w.name
+)
 def test_the_pair_of_a_broken_variant_is_no_excuse(wrong: Wrong):
     """On the same pair the right rule is exact."""
     pair = wrong.pair
@@ -58,8 +63,8 @@ def test_the_uncapped_test_is_off_by_a_ninth():
     wrong = next(w for w in BROKEN if w.scheme.name == "last test uncapped")
     pair = pairs.fixed("sun", [1, 2], [2, 1], depth=2, length=3)
     law = output_law(wrong.scheme, pair.target, pair.draft, 2, 3)
-    assert distance(law.probs, target_law(pair.target, 3)) == F(1, 9)
-    assert law.first_kept == F(12, 9)
+    assert distance(law.probs, target_law(pair.target, 3)) == Fraction(1, 9)
+    assert law.first_kept == Fraction(12, 9)
 
 
 def test_several_rounds_are_enumerated():
@@ -75,21 +80,26 @@ def test_an_address_is_one_choice():
     """Met again, a uniform keeps to the interval it was left with."""
     replay = Replay([True], None)
     uniform = replay.uniform(STREAM_ACCEPT, 0, 0)
-    assert uniform < F(1, 2)
-    assert replay.uniform(STREAM_ACCEPT, 0, 0) < F(2, 3)
-    assert not replay.uniform(STREAM_ACCEPT, 0, 0) * 2 < F(0)
-    assert replay.weight == F(1, 2)
-    assert replay.uniform(STREAM_ACCEPT, 0, 0) < F(1, 8)
-    assert replay.weight == F(1, 8)
-    assert replay.uniform(STREAM_ACCEPT, 1, 0) < F(1, 2)
-    assert replay.weight == F(1, 16)
+    assert uniform < Fraction(1, 2)
+    assert replay.uniform(STREAM_ACCEPT, 0, 0) < Fraction(2, 3)
+    assert not replay.uniform(STREAM_ACCEPT, 0, 0) * 2 < Fraction(0)
+    assert replay.weight == Fraction(1, 2)
+    assert replay.uniform(STREAM_ACCEPT, 0, 0) < Fraction(1, 8)
+    assert replay.weight == Fraction(1, 8)
+    assert replay.uniform(STREAM_ACCEPT, 1, 0) < Fraction(1, 2)
+    assert replay.weight == Fraction(1, 16)
 
 
 def test_random_pairs_are_what_they_promise():
     some = [pairs.random_pair(seed) for seed in range(60)]
     assert {pair.vocab_size for pair in some} >= {2, 3, 4, 5, 6}
     assert {pair.depth for pair in some} == {1, 2, 3}
-    rows = [law(prefix) for pair in some for law in (pair.target, pair.draft) for prefix in ((), (0,), (1, 0))]
+    rows = [
+        law(prefix)
+        for pair in some
+        for law in (pair.target, pair.draft)
+        for prefix in ((), (0,), (1, 0))
+    ]
     assert all(sum(row) == 1 for row in rows)
     assert any(0 in row for row in rows)
     assert any(1 in row for row in rows)

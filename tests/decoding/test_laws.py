@@ -44,7 +44,7 @@ def oracle(
 
 
 def stable_sort(values: torch.Tensor, descending: bool) -> Any:
-    """On some processors torch's sort leaves equals in any order; the rule is that of a stable one."""
+    """Torch's sort leaves equals in any order on some processors; the rule is a stable one's."""
     return values.sort(dim=-1, descending=descending, stable=True)
 
 
@@ -98,7 +98,9 @@ def test_a_mixed_batch_is_its_rows():
         (t, k, p, m) for t in (*TEMPERATURES, 0.0) for k in TOP_KS for p in TOP_PS for m in MIN_PS
     ]
     logits = tied_logits(5, len(combinations), 23, ties=True)
-    columns = [torch.tensor(column, dtype=torch.float64) for column in zip(*combinations, strict=True)]
+    columns = [
+        torch.tensor(column, dtype=torch.float64) for column in zip(*combinations, strict=True)
+    ]
     columns[1] = columns[1].long()
     mixed = processed_probs(logits, *columns)
     for row, controls in enumerate(combinations):

@@ -1,4 +1,4 @@
-"""Production rules: held to the reference, to theory, to plain decoding, at their edges and in shape."""
+"""Production rules: held to the reference, to theory, to plain decoding, and at their edges."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ def test_a_mutant_leaves_the_path(mutant: rules.Rule):
     assert count.wrong > 0
 
 
-@pytest.mark.parametrize(("rule", "mean"), [("token", 10 / 9), ("block", 11 / 9), ("match", 52 / 81)])
+@pytest.mark.parametrize(
+    ("rule", "mean"), [("token", 10 / 9), ("block", 11 / 9), ("match", 52 / 81)]
+)
 def test_sun_toy_keeps_what_theory_says(rule: str, mean: float):
     """p = (1/3, 2/3), q = (2/3, 1/3), two drafted: 10/9 by token, 11/9 by block."""
     rounds = 60_000
@@ -160,12 +162,16 @@ def _ragged(num_texts: int) -> tuple[torch.Tensor, Law, torch.Tensor, torch.Tens
 @pytest.mark.parametrize("rule", list(RULES))
 def test_without_a_draft_it_is_plain_decoding(rule: str):
     target = laws(50, 1, 9)
-    none = ChainDraft(torch.zeros(50, 0, dtype=torch.int64), torch.zeros(50, dtype=torch.int64), None)
+    none = ChainDraft(
+        torch.zeros(50, 0, dtype=torch.int64), torch.zeros(50, dtype=torch.int64), None
+    )
     verdict = verify(rule, none, target)
     assert verdict.num_accepted_B.tolist() == [0] * 50
     if rule == "greedy":
         assert torch.equal(verdict.token_B, target[:, 0].argmax(-1))
-    empty = ChainDraft(torch.zeros(0, 2, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), None)
+    empty = ChainDraft(
+        torch.zeros(0, 2, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), None
+    )
     assert len(verify(rule, empty, target[:0].expand(0, 3, 9)).token_B) == 0
 
 
@@ -187,7 +193,9 @@ def test_one_hot_laws_come_out_right(rule: str, form: str):
 def test_a_forbidden_token_never_stays(rule: str):
     """Not even at u = 0."""
     target = torch.tensor([[[0.0, 1.0], [0.5, 0.5]]])
-    draft = ChainDraft(torch.tensor([[0]]), torch.tensor([1]), Law.dense(torch.tensor([[1.0, 0.0]])))
+    draft = ChainDraft(
+        torch.tensor([[0]]), torch.tensor([1]), Law.dense(torch.tensor([[1.0, 0.0]]))
+    )
     sifted = RULES[rule].sift(draft, target, torch.zeros(1, 1, dtype=torch.float64))  # type: ignore[attr-defined]
     assert sifted.num_accepted_B.tolist() == [0]
     assert inverse_cdf(sifted.weights_BV, torch.zeros(1)).tolist() == [1]
@@ -197,7 +205,9 @@ def test_a_forbidden_token_never_stays(rule: str):
 @pytest.mark.parametrize(("p", "kept"), [(0.25, 1), (0.0, 0)])
 def test_where_q_is_zero_the_target_decides(rule: str, p: float, kept: int):
     target = torch.tensor([[[p, 1 - p], [0.5, 0.5]]])
-    draft = ChainDraft(torch.tensor([[0]]), torch.tensor([1]), Law.dense(torch.tensor([[0.0, 1.0]])))
+    draft = ChainDraft(
+        torch.tensor([[0]]), torch.tensor([1]), Law.dense(torch.tensor([[0.0, 1.0]]))
+    )
     for seed in range(10):
         assert verify(rule, draft, target, seed).num_accepted_B.tolist() == [kept]
 
@@ -234,7 +244,9 @@ def test_block_keeps_at_least_what_token_keeps():
     chance = noise_of(20_000)
     draws, everyone = Draws(RULES["block"], chance), torch.arange(20_000)
     law = Law.dense(q)
-    tokens = torch.stack([draws.draw(law.select(3 * everyone + i), i, everyone) for i in range(3)], 1)
+    tokens = torch.stack(
+        [draws.draw(law.select(3 * everyone + i), i, everyone) for i in range(3)], 1
+    )
     draft = ChainDraft(tokens, torch.full((20_000,), 3), law)
     by = {r: RULES[r].verify(draft, target, chance).num_accepted_B.double().mean() for r in RULES}
     assert by["block"] > by["token"] + 0.01 > by["match"]
@@ -242,7 +254,9 @@ def test_block_keeps_at_least_what_token_keeps():
 
 def test_inverse_cdf_edges():
     weights = torch.tensor([[0.0, 2.0, 0.0, 6.0, 0.0]]).expand(6, 5)
-    uniform = torch.tensor([0.0, 0.2499999, 0.25, 0.9999999, 1.0, 1.0 - 2.0**-53], dtype=torch.float64)
+    uniform = torch.tensor(
+        [0.0, 0.2499999, 0.25, 0.9999999, 1.0, 1.0 - 2.0**-53], dtype=torch.float64
+    )
     assert inverse_cdf(weights, uniform).tolist() == [1, 1, 3, 3, 3, 3]
     tiny = torch.full((1, 3), 1e-30)
     assert inverse_cdf(tiny, torch.tensor([0.5])).tolist() == [1]
@@ -273,7 +287,13 @@ def test_draws_follow_the_law_they_are_given():
         assert float((seen - probs[0]).abs().max()) < 5 * 0.5 / 4000**0.5
     point = Law.point(torch.arange(5))
     with noise.NoiseLedger() as ledger:
-        assert Draws(RULES["token"], chance).draw(point, 0, torch.arange(5)).tolist() == [0, 1, 2, 3, 4]
+        assert Draws(RULES["token"], chance).draw(point, 0, torch.arange(5)).tolist() == [
+            0,
+            1,
+            2,
+            3,
+            4,
+        ]
     assert not ledger.addresses
 
 
@@ -285,14 +305,16 @@ def test_coupled_drafts_meet_the_target_as_often_as_theory_says():
         for law in (p, q)
     ]
     agreed = float((drawn[0] == drawn[1]).double().mean())
-    assert agreed == pytest.approx(float(theory.gumbel_acceptance(p.tolist(), q.tolist())), abs=0.018)
+    assert agreed == pytest.approx(
+        float(theory.gumbel_acceptance(p.tolist(), q.tolist())), abs=0.018
+    )
 
 
 def test_reference_writes_what_it_says():
     """The reference itself, on one round worked by hand."""
     numbers = reference.Noise(lambda i: 0.5, lambda i: 0.9, lambda i: 0.0)
-    round = reference.Round([0, 0], [[0.5, 0.5]] * 3, [[0.8, 0.2]] * 2, numbers)
+    case = reference.Round([0, 0], [[0.5, 0.5]] * 3, [[0.8, 0.2]] * 2, numbers)
     # 0.5 * 0.8 < 0.5 keeps both, then 0.9 of (0.5, 0.5) is token 1.
-    assert reference.token(round) == reference.Outcome(2, 1)
+    assert reference.token(case) == reference.Outcome(2, 1)
     # b = (1, 5/8, 25/64): 0.5 >= 25/64; the prefix of one token has S = 0.1125, h = 0.1125/0.4875.
-    assert reference.block(round) == reference.Outcome(0, 1)
+    assert reference.block(case) == reference.Outcome(0, 1)

@@ -54,7 +54,9 @@ def test_a_seed_means_the_same_tokens_whoever_drafts(draft: str, k: int) -> None
 
 def test_in_law_rules_do_not_promise_the_tokens_of_plain_sampling() -> None:
     plain = decoder(None, TARGET, rule="block").generate_batch(PREFIXES, 40, seed=11)
-    assert decoder(DRAFTS["good"], TARGET, 3, "block").generate_batch(PREFIXES, 40, seed=11) != plain
+    assert (
+        decoder(DRAFTS["good"], TARGET, 3, "block").generate_batch(PREFIXES, 40, seed=11) != plain
+    )
 
 
 @pytest.mark.parametrize("rule", ["token", "block", "match", "coupled"])

@@ -1,4 +1,4 @@
-"""The engine's own law on tabular targets: chi-square of the first five tokens over several rounds."""
+"""The engine's law on tabular targets: chi-square of the first five tokens over several rounds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ class Liar(ProtocolDrafter):
     def _ask(self, text, depth, draws, member):
         proposal = super()._ask(text, depth, draws, member)
         flat = np.log(np.full(3, 1 / 3))
-        return type(proposal)(proposal.tokens, proposal.token_logprobs, [flat] * len(proposal.tokens))
+        return type(proposal)(
+            proposal.tokens, proposal.token_logprobs, [flat] * len(proposal.tokens)
+        )
 
 
 def samples(drafter: Drafter, rule: str, count: int) -> Counter[tuple[int, ...]]:
@@ -35,7 +37,10 @@ def samples(drafter: Drafter, rule: str, count: int) -> Counter[tuple[int, ...]]
     engine = Engine(ProtocolTarget(TARGET), drafter, Emitter(None), max_texts=500)
     requests = Requests(engine, depth=3, end_tokens=frozenset())
     done = requests.complete(
-        [Request(PREFIX, SamplingParams(seed=s, max_tokens=LENGTH), rule=rule) for s in range(count)]
+        [
+            Request(PREFIX, SamplingParams(seed=s, max_tokens=LENGTH), rule=rule)
+            for s in range(count)
+        ]
     )
     return Counter(completion.token_ids for completion in done)
 

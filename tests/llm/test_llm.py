@@ -139,7 +139,7 @@ def test_bad_options_are_named(options: dict, error: type[Exception], message: s
 
 
 def test_a_folder_that_is_no_model_is_named(tmp_path) -> None:
-    with pytest.raises(ModelError, match="config.json|tokenizer"):
+    with pytest.raises(ModelError, match=r"config\.json|tokenizer"):
         LLM.load(tmp_path)
 
 

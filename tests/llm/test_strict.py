@@ -1,4 +1,4 @@
-"""strict: the logits behind every token are the same bits, whoever drafts and whatever the batch."""
+"""strict: the logits behind every token are the same bits, whoever drafts, in any batch."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_logits_are_equal_bit_for_bit(pair, prompts, sampling) -> None:
 
 
 def test_without_strict_the_bits_differ(prompts) -> None:
-    """The negative control: were every arithmetic equal by itself, the test above would show nothing."""
+    """The negative control: were arithmetic equal by itself, the test above would show nothing."""
     target = HuggingFaceTarget.load(bundled_path("target"), dtype=torch.bfloat16)
     draft = HuggingFaceTarget.load(bundled_path("draft"), dtype=torch.bfloat16)
     sampling = SamplingParams(max_tokens=LENGTH, temperature=0.0)

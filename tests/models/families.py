@@ -1,4 +1,4 @@
-"""Tiny random models of the families the op is tested on, with weights wide enough that errors show."""
+"""Tiny random models of the tested families, with weights wide enough that errors show."""
 
 from collections.abc import Iterator, Sequence
 
@@ -17,19 +17,19 @@ from transformers.models.auto import AutoModelForCausalLM
 
 VOCAB = 97
 STD = 0.2
-SHAPE = dict(
-    vocab_size=VOCAB,
-    hidden_size=64,
-    intermediate_size=96,
-    num_attention_heads=8,
-    num_key_value_heads=2,
-    head_dim=16,
-    max_position_embeddings=1024,
-    initializer_range=STD,
-    pad_token_id=None,
-    bos_token_id=None,
-    eos_token_id=None,
-)
+SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 1024,
+    "initializer_range": STD,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
 CONFIGS = {
     "llama": lambda: LlamaConfig(**SHAPE, num_hidden_layers=3),
     "qwen2": lambda: Qwen2Config(
@@ -52,7 +52,7 @@ CONFIGS = {
 
 
 def random_model(family: str, attention: str = "eager", seed: int = 0) -> PreTrainedModel:
-    """Return the family's tiny model; every weight matrix, bias and sink is normal of deviation 0.2."""
+    """Return the family's tiny model; all weights but norms are normal of deviation 0.2."""
     model = AutoModelForCausalLM.from_config(CONFIGS[family](), attn_implementation=attention)
     noise = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -85,7 +85,7 @@ def plain_logits(model: PreTrainedModel, tokens: Tensor) -> Tensor:
 def plain_tree_logits(
     model: PreTrainedModel, prefix: Tensor, tokens: Tensor, parents: Sequence[int]
 ) -> Tensor:
-    """Return `[N, V]`: for each tree node the last row of a plain forward of prefix and path (parent -1: a root)."""
+    """Return `[N, V]`: each node's last row of a plain forward of prefix and path."""
     rows = []
     for node in range(len(parents)):
         path = [node]

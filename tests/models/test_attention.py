@@ -1,4 +1,4 @@
-"""The bodies of the attention op equal the obvious one: shapes, windows, soft caps, sinks, scattered blocks."""
+"""The bodies of the op equal the obvious one: windows, soft caps, sinks, scattered blocks."""
 
 import itertools
 
@@ -37,7 +37,7 @@ def rows_of(count, noise, dtype):
 
 
 def run(body, align, lengths, trees, window, options, dtype=torch.float32, seed=0, scatter=False):
-    """Return the op's output for sequences of the given committed lengths and staged trees or chains."""
+    """Return the op's output for sequences of given lengths and staged trees or chains."""
     noise = torch.Generator().manual_seed(seed)
     cache = CacheManager()
     seqs = [cache.open(1) for _ in lengths]
@@ -152,7 +152,14 @@ def test_rows_that_contradict_each_other_are_refused():
     cache = CacheManager()
     seq = cache.open(4)
     token = torch.zeros(1).long()
-    for rows in (Rows((), (), token[:0]), Rows((seq,), (2,), token), Rows((seq, seq), (1, 1), token.repeat(2)),
-                 Rows((seq,), (0,), token[:0]), Rows((seq,), (1,), token, token.repeat(2)), Rows((9,), (1,), token)):  # fmt: skip
+    twice = token.repeat(2)
+    for rows in (
+        Rows((), (), token[:0]),
+        Rows((seq,), (2,), token),
+        Rows((seq, seq), (1, 1), twice),
+        Rows((seq,), (0,), token[:0]),
+        Rows((seq,), (1,), token, twice),
+        Rows((9,), (1,), token),
+    ):
         with pytest.raises(InvalidConfig):
             make_plan(cache, rows, CPU)

@@ -18,20 +18,33 @@ from tests.models.families import (
 )
 
 single = pytest.fixture(scope="module", autouse=True)(one_thread)
-SIZE = dict(
-    vocab_size=64, hidden_size=32, intermediate_size=32, num_attention_heads=4, num_key_value_heads=2,
-    num_hidden_layers=2, max_position_embeddings=64, pad_token_id=0, bos_token_id=0, eos_token_id=0,
-)  # fmt: skip
+SIZE = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
 REFUSED = {
-    "mpt": (dict(d_model=32, n_heads=4, n_layers=2), "position_ids"),
-    "bloom": (dict(n_head=4, n_layer=2), "position_ids"),
-    "falcon": (dict(), "attention interface"),
-    "mamba2": (dict(num_heads=8, head_dim=8, n_groups=2), "recurrent"),
+    "mpt": ({"d_model": 32, "n_heads": 4, "n_layers": 2}, "position_ids"),
+    "bloom": ({"n_head": 4, "n_layer": 2}, "position_ids"),
+    "falcon": ({}, "attention interface"),
+    "mamba2": ({"num_heads": 8, "head_dim": 8, "n_groups": 2}, "recurrent"),
     "llama4_text": (
-        dict(intermediate_size_mlp=32, num_local_experts=2, head_dim=8, attention_chunk_size=8),
+        {
+            "intermediate_size_mlp": 32,
+            "num_local_experts": 2,
+            "head_dim": 8,
+            "attention_chunk_size": 8,
+        },
         "masks attention",
     ),
-    "bert": (dict(is_decoder=False), "masks attention"),
+    "bert": ({"is_decoder": False}, "masks attention"),
 }
 
 
@@ -58,9 +71,9 @@ def test_a_forward_that_fails_is_refused(monkeypatch):
 
 
 def test_folders_that_are_no_models(tmp_path):
-    with pytest.raises(ModelError, match="no config.json"):
+    with pytest.raises(ModelError, match=r"no config\.json"):
         HuggingFaceTarget.load(tmp_path)
-    with pytest.raises(ModelError, match="no config.json"):
+    with pytest.raises(ModelError, match=r"no config\.json"):
         HuggingFaceTarget.load("no-such-folder")
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelError, match="cannot be loaded"):
@@ -119,7 +132,7 @@ def test_an_exception_in_the_forward_leaves_nothing_to_undo(monkeypatch):
 
 
 def test_a_bad_sequence_does_not_touch_its_neighbour():
-    """A NaN in one sequence's keys and values reaches no other, nor the next owner of its blocks."""
+    """A NaN in one sequence reaches no other, nor the next owner of its blocks."""
     target = HuggingFaceTarget(random_model("llama"))
     with torch.no_grad():
         target.model.model.embed_tokens.weight[96] = float("nan")

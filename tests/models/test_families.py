@@ -1,4 +1,4 @@
-"""Flat rows through the op equal separate plain forwards: chains, trees, ragged batches, chunks, families."""
+"""Flat rows equal separate plain forwards: chains, trees, ragged batches, chunks."""
 
 import pytest
 import torch

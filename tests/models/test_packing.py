@@ -1,4 +1,4 @@
-"""Arranged linear layers compute what plain ones do, keep the weights once, and save as they were loaded."""
+"""Arranged linear layers compute what plain ones do, keep weights once, save as loaded."""
 
 import pytest
 import torch

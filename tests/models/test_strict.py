@@ -1,4 +1,4 @@
-"""Strict: a row's logits are the same bits whatever goes along with it; without strict they are not."""
+"""Strict: a row's logits are the same bits whatever goes along; without it they are not."""
 
 import pytest
 import torch

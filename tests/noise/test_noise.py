@@ -77,8 +77,8 @@ def test_uniforms53_are_made_of_two_draws():
     address = 7, 1, noise.STREAM_EXTRA, 5
     high, low = noise.words(*address, 2 * index), noise.words(*address, 2 * index + 1)
     exact = [
-        ((h << 21 | l >> 11) + 0.5) / 2**53
-        for h, l in zip(high.tolist(), low.tolist(), strict=True)
+        ((h << 21 | w >> 11) + 0.5) / 2**53
+        for h, w in zip(high.tolist(), low.tolist(), strict=True)
     ]
     assert noise.uniforms53(*address, index).tolist() == exact
 
@@ -102,7 +102,9 @@ def test_gumbel_rows_are_the_gumbels():
 
 def test_uniform_and_independent_enough():
     """Chi-square of pairs on 16 x 16 cells over 200,000 draws; a stuck stream fails."""
-    drawn = noise.uniforms(3, 0, noise.STREAM_ACCEPT, torch.arange(50_000)[:, None], torch.arange(4))
+    drawn = noise.uniforms(
+        3, 0, noise.STREAM_ACCEPT, torch.arange(50_000)[:, None], torch.arange(4)
+    )
 
     def statistic(left: torch.Tensor, right: torch.Tensor) -> float:
         cells = torch.bincount((left * 16).long() * 16 + (right * 16).long(), minlength=256)
