@@ -1,6 +1,6 @@
 """Plain against speculative decoding, drafter=none against transformers' generate: one command.
 
-    python benchmarks/speed.py --json speed.json
+    python benchmarks/speed.py --json docs/speed.json
 
 Needs an otherwise idle machine, about 20 minutes on two cores and 10 GB of memory; `--smoke` needs
 half a minute.
@@ -18,6 +18,7 @@ import warnings
 from pathlib import Path
 
 from outrider.bench.machine import QUIET, busy_now
+from outrider.bench.report import Report
 from outrider.bench.settings import ROWS, Settings, num_steps
 from outrider.bench.speed import run
 from outrider.errors import InvalidConfig, OutriderError
@@ -70,7 +71,7 @@ class TextProgress:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure and print; 2 on a user's mistake or a busy machine."""
+    """Measure and print; 2 on a user's mistake or a busy machine. The JSON grows pair by pair."""
     options = _parser().parse_args(arguments)
     try:
         settings, texts = _settings(options), _texts(options)
@@ -82,15 +83,19 @@ def main(arguments: list[str] | None = None) -> int:
             )
         warnings.filterwarnings("ignore", module="transformers")
         command = shlex.join(["python", "benchmarks/speed.py", *(arguments or sys.argv[1:])])
-        report = run(settings, texts, TextProgress(num_steps(settings)), command, others)
+        for report in run(settings, texts, TextProgress(num_steps(settings)), command, others):
+            _write(report, options.json)
     except OutriderError as error:
         print(f"\nerror: {error}", file=sys.stderr)
         return 2
     print(file=sys.stderr)
     print(report.markdown())
-    if options.json is not None:
-        options.json.write_text(json.dumps(report.as_dict(), indent=2, default=str) + "\n", "utf-8")
     return 0
+
+
+def _write(report: Report, path: Path | None) -> None:
+    if path is not None:
+        path.write_text(json.dumps(report.as_dict(), indent=2, default=str) + "\n", "utf-8")
 
 
 def _settings(options: argparse.Namespace) -> Settings:
@@ -102,6 +107,7 @@ def _settings(options: argparse.Namespace) -> Settings:
         "depths": options.k,
         "num_prompts": options.prompts,
         "num_tokens": options.tokens,
+        "generate_prompts": options.generate_prompts,
         "num_layers": options.layers,
         "feed_forward": options.feed_forward,
         "mirrored": options.mirrored,
@@ -132,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--k", type=_ints, help="draft length for each cost ratio, instead of the measured choice")
     add("--prompts", type=int, help="prompts timed (10)")
     add("--tokens", type=int, help="new tokens a prompt (128)")
+    add("--generate-prompts", type=int, help="prompts for transformers' generate, 0 = none (4)")
     add("--layers", type=int, help="blocks of the inflated target (24)")
     add("--feed-forward", type=int, help="width of its feed-forwards (16384)")
     add(

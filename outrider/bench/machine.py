@@ -46,19 +46,18 @@ class Machine:
 
 
 class Neighbours:
-    """Measures the share of all processors that others take, from when it is made or read last.
+    """Measures the share of all processors that others take, from when it is made.
 
     None where the system does not tell (no /proc/stat). Time the hypervisor steals counts as
     others'.
     """
 
     def __init__(self) -> None:
-        self._last = _ticks()
+        self._first = _ticks()
 
     def share(self) -> float | None:
-        """The others' share since the last call."""
-        before, now = self._last, _ticks()
-        self._last = now
+        """The others' share so far."""
+        before, now = self._first, _ticks()
         if before is None or now is None or now.total == before.total:
             return None
         others = (now.busy - before.busy) - (now.own - before.own)

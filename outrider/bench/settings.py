@@ -37,7 +37,8 @@ class Settings:
         num_layers, feed_forward: size of the inflated target.
         num_prompts, num_tokens: prompts timed and tokens a prompt, for plain against speculative.
         generate_prompts, generate_tokens: the same for transformers' generate on the inflated
-            target; on the pair as it is, `num_prompts` and `num_tokens` hold.
+            target (on the pair as it is, `num_prompts` and `num_tokens` hold); 0 prompts leave
+            the comparison out.
         short, long: prompt lengths of the comparison with generate.
         mirrored: run every arm twice on each prompt, the second time in reverse order.
         depths: k for each of `costs` instead of the measured choice.
@@ -83,9 +84,9 @@ class Settings:
 def num_steps(settings: Settings) -> int:
     """Texts that `run` times, for a progress bar."""
     repetitions = 1 + settings.mirrored
-    bundled = (2 * repetitions + 4) * settings.num_prompts
+    generate = bool(settings.generate_prompts)
+    bundled = (2 * repetitions + 4 * generate) * settings.num_prompts
     arms = 1 + len(settings.costs)
     inflated = len(settings.vocabs) * arms * repetitions * settings.num_prompts
-    return bundled * ("bundled" in settings.rows) + (inflated + 4 * settings.generate_prompts) * (
-        "inflated" in settings.rows and bool(settings.vocabs)
-    )
+    inflated += 4 * settings.generate_prompts * bool(settings.vocabs)
+    return bundled * ("bundled" in settings.rows) + inflated * ("inflated" in settings.rows)

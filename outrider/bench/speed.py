@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,8 +42,10 @@ PROBE_TOKENS = 96
 
 def run(
     settings: Settings, texts: Sequence[str], progress: Progress, command: str, others: float | None
-) -> Report:
-    """Measure everything the settings ask for.
+) -> Iterator[Report]:
+    """Measure everything the settings ask for; yields what is found so far after each pair.
+
+    The last report is the whole one.
 
     Args:
         settings: what to measure.
@@ -57,21 +59,20 @@ def run(
     """
     start, machine, neighbours = time.perf_counter(), Machine.here(), Neighbours()
     bench = _Bench(settings, texts, progress)
-    for row in settings.rows:
-        bench.bundled() if row == "bundled" else bench.inflated()
-    return Report(
-        command=command,
-        dtype=str(bench.dtype).removeprefix("torch."),
-        machine=machine,
-        others_before=others,
-        others_during=neighbours.share(),
-        seconds=time.perf_counter() - start,
-        mirrored=settings.mirrored,
-        acceptance_per_pos=bench.acceptance_per_pos,
-        faithful=bench.faithful,
-        speed=tuple(bench.speed),
-        generate=tuple(bench.generate),
-    )
+    for _ in bench.pairs():
+        yield Report(
+            command=command,
+            dtype=str(bench.dtype).removeprefix("torch."),
+            machine=machine,
+            others_before=others,
+            others_during=neighbours.share(),
+            seconds=time.perf_counter() - start,
+            mirrored=settings.mirrored,
+            acceptance_per_pos=bench.acceptance_per_pos,
+            faithful=dict(bench.faithful),
+            speed=tuple(bench.speed),
+            generate=tuple(bench.generate),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,16 @@ class _Bench:
         progress.note("acceptance on other prompts")
         self._small_texts, self.acceptance_per_pos = self._of_small_pair()
 
-    def bundled(self) -> None:
+    def pairs(self) -> Iterator[None]:
+        """Measures pair after pair."""
+        if "bundled" in self.settings.rows:
+            yield self._bundled()
+        for vocab in self.settings.vocabs if "inflated" in self.settings.rows else ():
+            yield self._inflated(vocab)
+            # Half a billion weights each: the last pair goes before the next one comes.
+            gc.collect()
+
+    def _bundled(self) -> None:
         """The pair as it is."""
         target = self._wrap(load_llama(self.settings.target))
         draft = self._wrap(load_llama(self.settings.draft))
@@ -138,35 +148,30 @@ class _Bench:
         one = _Draft(draft, vocab, weights_read(self._small_draft), None, cost, k, expected)
         self._compare(_Pair("bundled", target, weights_read(self._small)), [one])
         settings = self.settings
-        twin = self._plain(load_llama(settings.target))
-        self._against_generate("bundled", target, twin, settings.num_prompts, settings.num_tokens)
+        if settings.generate_prompts:
+            twin = self._plain(load_llama(settings.target))
+            self._against_generate(
+                "bundled", target, twin, settings.num_prompts, settings.num_tokens
+            )
 
-    def inflated(self) -> None:
-        """Inflated copies of both models, one target per vocabulary; generate on the first."""
-        for vocab in self.settings.vocabs:
-            self._progress.note(f"inflating to a vocabulary of {vocab}")
-            big = inflate(self._small, self._size(vocab), self.settings.seed)
-            self.faithful[vocab] = compare(self._small, big, [self._prompts[0], self._others[0]])
-            weights, target = weights_read(big), self._wrap(big)
-            drafts = self._drafts(target, weights, vocab)
-            self._compare(_Pair("inflated", target, weights), drafts)
-            if vocab == self.settings.vocabs[0]:
-                twin = self._plain(inflate(self._small, self._size(vocab), self.settings.seed))
-                settings = self.settings
-                self._against_generate(
-                    "inflated", target, twin, settings.generate_prompts, settings.generate_tokens
-                )
-                del twin
-            # Half a billion weights each: the last pair goes before the next one comes.
-            del big, target, drafts
-            gc.collect()
+    def _inflated(self, vocab: int) -> None:
+        """Inflated copies of both models; against generate with the first vocabulary only."""
+        self._progress.note(f"inflating to a vocabulary of {vocab}")
+        settings = self.settings
+        size = Size(settings.num_layers, settings.feed_forward, vocab)
+        big = inflate(self._small, size, settings.seed)
+        self.faithful[vocab] = compare(self._small, big, [self._prompts[0], self._others[0]])
+        weights, target = weights_read(big), self._wrap(big)
+        self._compare(_Pair("inflated", target, weights), self._drafts(target, weights, vocab))
+        if vocab == settings.vocabs[0] and settings.generate_prompts:
+            twin = self._plain(inflate(self._small, size, settings.seed))
+            self._against_generate(
+                "inflated", target, twin, settings.generate_prompts, settings.generate_tokens
+            )
 
     @property
     def _probe(self) -> list[int]:
         return self._stream[:PROBE_TOKENS]
-
-    def _size(self, vocab: int) -> Size:
-        return Size(self.settings.num_layers, self.settings.feed_forward, vocab)
 
     def _wrap(self, model: nn.Module) -> HuggingFaceTarget:
         return HuggingFaceTarget(self._plain(model))  # pyright: ignore[reportArgumentType]

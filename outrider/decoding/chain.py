@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from outrider.decoding.laws import Law
+
+if TYPE_CHECKING:
+    from jaxtyping import Int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +23,9 @@ class RoundNoise:
         anchor_B: int64, tokens committed when the round began.
     """
 
-    seed_B: Tensor
-    sample_B: Tensor
-    anchor_B: Tensor
+    seed_B: Int64[Tensor, " B"]
+    sample_B: Int64[Tensor, " B"]
+    anchor_B: Int64[Tensor, " B"]
 
     def select(self, rows: Tensor) -> RoundNoise:
         """The noise of some of the sequences."""
@@ -39,8 +43,8 @@ class ChainDraft:
             the tokens are certain (point masses).
     """
 
-    tokens_BK: Tensor
-    lengths_B: Tensor
+    tokens_BK: Int64[Tensor, "B K"]
+    lengths_B: Int64[Tensor, " B"]
     law: Law | None
 
 
@@ -53,5 +57,5 @@ class Verdict:
         token_B: int64, the one token the target adds after them.
     """
 
-    num_accepted_B: Tensor
-    token_B: Tensor
+    num_accepted_B: Int64[Tensor, " B"]
+    token_B: Int64[Tensor, " B"]

@@ -2,8 +2,8 @@
 
 `token` and `block` keep the target's law by rejection, `match` by drawing from the target alone;
 `coupled` and `greedy` give the very tokens of plain decoding. Row i of the target is the law after
-the first i drafted tokens. Laws come in float32 or float64; tests multiply in float64, where
-products of float32 numbers are exact.
+the first i drafted tokens. Laws come in float32 or float64 and rows keep their dtype; single
+numbers are multiplied in float64, where products of float32 numbers are exact.
 """
 
 from __future__ import annotations
@@ -121,9 +121,10 @@ class BlockRule(_Rejection):
         rows, ends = (inner_BK & (h_BK > 0)).nonzero(as_tuple=True)
         if len(rows) == 0:
             return h_BK
-        b_n = h_BK[rows, ends]
+        # Wide rows stay in their own dtype: float32 rounds S by less than the grain of u.
+        b_n = h_BK[rows, ends].to(target_BTV.dtype)
         left_n = _excess(draft, rows * depth + ends + 1, b_n[:, None] * target_BTV[rows, ends + 1])
-        mass_n = left_n.sum(-1)
+        mass_n = left_n.sum(-1, dtype=torch.float64)
         short_n = -torch.expm1(log_b_BT[rows, ends + 1])
         # 0 / 0 happens only where the laws agree and everything before was kept: h is 1.
         open_n = mass_n + short_n
@@ -276,7 +277,7 @@ def _sifted(
         return Sifted(num_accepted_B, weights_BV)
     at = num_accepted_B[refused]
     rows = weights_BV[refused]
-    scaled = rows if b_BT is None else b_BT[refused, at][:, None] * rows
+    scaled = rows if b_BT is None else b_BT[refused, at].to(rows.dtype)[:, None] * rows
     left = _excess(draft, refused * draft.tokens_BK.shape[1] + at, scaled)
     # No mass is left only where rounding refused a token of equal laws.
     weights_BV = weights_BV.to(left.dtype)

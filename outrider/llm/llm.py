@@ -46,6 +46,7 @@ class LLM:
             check_rule(rule)
         self.tokenizer = tokenizer
         self.rule = rule
+        self._target = target
         engine = Engine(
             target, drafter, Emitter(tokenizer), max_texts=max_texts, chunk=prefill_chunk
         )
@@ -187,7 +188,7 @@ class LLM:
         """What runs, and how, for reports."""
         engine = self._requests.engine
         return {
-            **engine.target.info(),  # pyright: ignore[reportAttributeAccessIssue]
+            **self._target.info(),
             "model": str(self.tokenizer.folder),
             "drafter": {"name": engine.drafter.name, "trusted": engine.drafter.trusted},
             "k": self._requests.depth,

@@ -1,9 +1,14 @@
 """The fast attention body for processors: the query heads of one key head folded into rows.
 
-One small context is one masked product; a long one goes in pieces of keys whose scores stay in the
-processor's cache, merged by log-sum-exp. Dimension key: H query heads, G key heads, r rows, n keys,
-D width.
+One small context is one masked product. A long one goes in pieces of keys whose scores stay in the
+processor's cache, or, in 16 bits or of many rows, through torch's flash kernel; parts are merged by
+log-sum-exp.
+Dimension key: H query heads, G key heads, r rows, n keys, D width.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,13 +16,26 @@ from torch import Tensor
 from outrider.models.attention_op import Options
 from outrider.models.plan import Visible
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
 PIECE_SCORES = 1 << 19
 """Scores computed at a time: 2 MB of float32, which stays in the processor's cache."""
 
+FLASH_KEYS = 256
+"""Keys seen by all rows from which torch's flash kernel pays."""
+
+FLASH_ROWS = 32
+"""Rows from which it pays in float32 too, as when a prompt is read."""
+
 
 def attend_cpu(
-    query: Tensor, keys: Tensor, values: Tensor, visible: Visible, options: Options
-) -> Tensor:
+    query: Float[Tensor, "H r D"],
+    keys: Float[Tensor, "G n D"],
+    values: Float[Tensor, "G n E"],
+    visible: Visible,
+    options: Options,
+) -> Float[Tensor, "r H E"]:
     """Return the attention of one span, `[r, H, D]` in the query's dtype.
 
     `query` `[H, r, D]`; `keys`, `values` `[G, n, D]` are the tokens from `visible.first` on.
@@ -25,7 +43,9 @@ def attend_cpu(
     heads, rows, dim = query.shape
     groups, count, _ = keys.shape
     folded = query.reshape(groups, heads // groups * rows, dim)
-    if (
+    if _flash_pays(query, visible, options):
+        out = _in_two_parts(folded, keys, values, visible, options)
+    elif (
         options.softcap is None
         and options.sinks is None
         and groups * folded.shape[1] * count <= PIECE_SCORES
@@ -46,6 +66,41 @@ def _whole(
     if scores.dtype == torch.float32:
         return torch.bmm(torch.softmax(scores, -1), values)
     return torch.bmm(torch.softmax(scores, -1, dtype=torch.float32).to(values.dtype), values)
+
+
+def _flash_pays(query: Tensor, visible: Visible, options: Options) -> bool:
+    # torch's kernel has no soft cap and no mask, and few float32 rows are faster as a product.
+    if query.device.type != "cpu" or options.softcap is not None:
+        return False
+    short = query.dtype in (torch.bfloat16, torch.float16)
+    return (short or query.shape[1] >= FLASH_ROWS) and visible.masked - visible.first >= FLASH_KEYS
+
+
+def _in_two_parts(
+    folded: Tensor, keys: Tensor, values: Tensor, visible: Visible, options: Options
+) -> Tensor:
+    """Attend to what all rows see and to the masked rest, and merge the two by log-sum-exp."""
+    seen = visible.masked - visible.first
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    out, log_sum = flash(
+        folded[None], keys[None, :, :seen], values[None, :, :seen], scale=options.scaling
+    )
+    out, log_sum = out[0].float(), log_sum[0][..., None]
+    if visible.hidden is not None:
+        scores = torch.bmm(folded.float(), keys[:, seen:].float().transpose(1, 2))
+        scores = scores.mul_(options.scaling)
+        _hide(scores, visible, seen)
+        own_sum = scores.logsumexp(-1, keepdim=True)
+        own = torch.bmm(scores.sub_(own_sum).exp_(), values[:, seen:].float())
+        # Each part counts with its share of the sum of all exponentials.
+        out = out.lerp_(own, torch.sigmoid(own_sum - log_sum))
+        log_sum = torch.logaddexp(log_sum, own_sum)
+    if options.sinks is not None:
+        groups, rows, _ = out.shape
+        sinks = options.sinks.float().view(groups, -1, 1)
+        share = torch.sigmoid(log_sum.view(groups, sinks.shape[1], -1) - sinks)
+        out = out * share.view(groups, rows, 1)
+    return out.to(values.dtype)
 
 
 def _in_pieces(

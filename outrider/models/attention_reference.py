@@ -1,15 +1,26 @@
 """The attention op as a reader would write it, row by row and head by head; others equal it."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from outrider.models.attention_op import Options
 from outrider.models.plan import Visible
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
 
 def attend_reference(
-    query: Tensor, keys: Tensor, values: Tensor, visible: Visible, options: Options
-) -> Tensor:
+    query: Float[Tensor, "H r D"],
+    keys: Float[Tensor, "G n D"],
+    values: Float[Tensor, "G n E"],
+    visible: Visible,
+    options: Options,
+) -> Float[Tensor, "r H E"]:
     """Return the attention of one span, `[r, H, D]`, computed in float64.
 
     `query` `[H, r, D]`; `keys`, `values` `[G, n, D]` are the tokens from `visible.first` on. Query

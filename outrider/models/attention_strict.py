@@ -8,13 +8,19 @@ it. All arithmetic is float32. Dimension key: H query heads, G key heads, M fold
 width.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from outrider.models.attention_op import Options
 from outrider.models.plan import Visible
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 STRICT_BLOCK = 256
 """Keys of one block of the canonical order."""
@@ -51,8 +57,13 @@ class StrictBody:
     whole: bool = False
 
     def __call__(
-        self, query: Tensor, keys: Tensor, values: Tensor, visible: Visible, options: Options
-    ) -> Tensor:
+        self,
+        query: Float[Tensor, "H r D"],
+        keys: Float[Tensor, "G n D"],
+        values: Float[Tensor, "G n E"],
+        visible: Visible,
+        options: Options,
+    ) -> Float[Tensor, "r H E"]:
         """Return the attention of one span, `[r, H, D]` in the query's dtype.
 
         `query` `[H, r, D]`; `keys`, `values` `[G, n, D]` are the tokens from `visible.first` on,

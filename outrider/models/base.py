@@ -5,11 +5,17 @@ committed is forgotten, so an exception between the two leaves nothing to undo. 
 models are one class.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int64
 
 MAX_TREE_NODES = 64
 """Staged nodes a tree may have: their ancestors are the bits of one int64."""
@@ -36,9 +42,9 @@ class Rows:
 
     seqs: tuple[int, ...]
     counts: tuple[int, ...]
-    tokens_R: Tensor
-    ancestors_R: Tensor | None = None
-    logits_rows: Tensor | None = None
+    tokens_R: Int64[Tensor, " R"]
+    ancestors_R: Int64[Tensor, " R"] | None = None
+    logits_rows: Int64[Tensor, " wanted"] | None = None
 
 
 class Target(ABC):
@@ -62,7 +68,7 @@ class Target(ABC):
         """Return the number of rows staged since the last commit or discard."""
 
     @abstractmethod
-    def score(self, rows: Rows) -> Tensor:
+    def score(self, rows: Rows) -> Float[Tensor, "wanted V"]:
         """Stage the rows and return logits `[number wanted, V]` in the model's dtype or float32.
 
         Several calls stage one after another: a later row sees the earlier staged rows of its

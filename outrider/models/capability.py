@@ -21,6 +21,8 @@ TRIAL_TOKENS = 12
 TRIAL_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.05}
 """Largest difference allowed, in units of the largest logit."""
 
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+
 RECURRENT_MARKS = (
     "mamba",
     "ssm",
@@ -70,6 +72,20 @@ def check_by_looking(model: PreTrainedModel) -> None:
         raise _refusal(model, "its attention bias (alibi) is built from a mask, not from positions")
     if not model._can_set_attn_implementation():
         raise _refusal(model, "its attention does not go through transformers' attention interface")
+
+
+def refuse_experts(model: PreTrainedModel) -> None:
+    """Refuse a mixture of experts for strict: an expert sees as many rows as the others leave it.
+
+    Raises:
+        UnsupportedModel: naming the family.
+    """
+    text = model.config.get_text_config()
+    if any((getattr(text, name, None) or 1) > 1 for name in EXPERT_COUNTS):
+        raise UnsupportedModel(
+            f"strict=True cannot be kept by the {model.config.model_type} model: its experts see "
+            "varying numbers of rows, so a row's bits depend on its neighbours; use strict=False"
+        )
 
 
 def try_out(model: PreTrainedModel, tokens: Tensor) -> Tensor:

@@ -5,16 +5,20 @@ keys and values in block pools. What cannot be rolled back or does not go throug
 refused by name.
 """
 
+from __future__ import annotations
+
 import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging
 
 from outrider.cache import CacheManager
 from outrider.errors import InvalidConfig, ModelError, TokenOutOfRange, UnsupportedModel
@@ -22,11 +26,20 @@ from outrider.models.attention_cpu import attend_cpu
 from outrider.models.attention_op import Body, Forward, running
 from outrider.models.attention_strict import STRICT_BLOCK, StrictBody
 from outrider.models.base import Rows, Target
-from outrider.models.capability import check_by_looking, check_logits, trial_tokens, try_out
-from outrider.models.packing import arrange_linears
+from outrider.models.capability import (
+    check_by_looking,
+    check_logits,
+    refuse_experts,
+    trial_tokens,
+    try_out,
+)
+from outrider.models.packing import PackedLinear, arrange_linears
 from outrider.models.plan import Plan, make_plan
 from outrider.models.registration import register
 from outrider.models.strict import STRICT_ROWS, rows_keep_their_bits, slab_linears
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 class HuggingFaceTarget(Target):
@@ -59,6 +72,7 @@ class HuggingFaceTarget(Target):
         self._picks_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._body: Body = attend_cpu
         self._align, self._row_multiple = 1, 1
+        self.num_parameters = model.num_parameters()
         self._adopt(pack)
 
     @classmethod
@@ -71,7 +85,7 @@ class HuggingFaceTarget(Target):
         strict: bool = False,
         pack: bool = True,
         cache_bytes: int | None = None,
-    ) -> "HuggingFaceTarget":
+    ) -> HuggingFaceTarget:
         """Load a local model folder.
 
         `dtype` None is bfloat16 where the device computes in it, else float32; `device` None is the
@@ -91,9 +105,10 @@ class HuggingFaceTarget(Target):
         if device.type == "cuda" and not torch.cuda.is_available():
             raise InvalidConfig(f"device={str(device)!r}, but torch sees no GPU; use device='cpu'")
         try:
-            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype or default_dtype(device), local_files_only=True
-            )
+            with _no_progress_bar():
+                model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+                    folder, dtype=dtype or default_dtype(device), local_files_only=True
+                )
             model.to(device=device)  # pyright: ignore[reportCallIssue]
         except Exception as error:
             raise unreadable(folder, error) from error
@@ -111,6 +126,7 @@ class HuggingFaceTarget(Target):
         self.close(seq)
 
     def _make_strict(self) -> None:
+        refuse_experts(self.model)
         self._align, self._row_multiple = STRICT_BLOCK, STRICT_ROWS
         self._body = StrictBody()
         if rows_keep_their_bits(self):
@@ -136,8 +152,27 @@ class HuggingFaceTarget(Target):
         """Return the number of rows staged since the last commit or discard."""
         return self._cache.num_staged(seq)
 
+    def info(self) -> dict[str, Any]:
+        """What runs, and in which arithmetic, for reports."""
+        linears = "packed" if self._is_packed else "plain"
+        return {
+            "architecture": type(self.model).__name__,
+            "parameters": self.num_parameters,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "device": str(self.device),
+            "attention": "outrider, canonical order" if self.strict else "outrider",
+            "linears": linears,
+            "strict": self.strict,
+            "vocab_size": self.vocab_size,
+            "max_length": self.max_length,
+        }
+
+    @property
+    def _is_packed(self) -> bool:
+        return any(isinstance(module, PackedLinear) for module in self.model.modules())
+
     @torch.inference_mode()
-    def score(self, rows: Rows) -> Tensor:
+    def score(self, rows: Rows) -> Float[Tensor, "wanted V"]:
         """Stage the rows and return the wanted logits `[number wanted, V]` in the model's dtype.
 
         The result is an inference tensor: copy it before writing to it in place.
@@ -206,6 +241,18 @@ class HuggingFaceTarget(Target):
                 f"a sequence of {longest} tokens passes the model's context of {self.max_length}; "
                 "ask for fewer tokens"
             )
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Keep transformers from drawing its own bar on the terminal."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def unreadable(folder: Path, error: Exception) -> ModelError:

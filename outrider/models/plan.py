@@ -5,8 +5,11 @@ tokens lie in the pools, and which of them each row may see. Dimension key: R fl
 span, n tokens.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,6 +17,9 @@ from torch import Tensor
 from outrider.cache import CacheManager, Slots
 from outrider.errors import InvalidConfig
 from outrider.models.base import MAX_TREE_NODES, Rows
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +34,9 @@ class Visible:
 
     first: int
     masked: int
-    hidden: Tensor | None
+    hidden: Bool[Tensor, "r m"] | None
     length: int
-    paths: tuple[Tensor, ...] | None = None
+    paths: tuple[Int64[Tensor, " _"], ...] | None = None
 
 
 @dataclass(slots=True)
@@ -117,7 +123,7 @@ class Plan:
     """One forward: its spans, in row order, and the rows' positions `[R]` int64."""
 
     spans: tuple[Span, ...]
-    positions: Tensor
+    positions: Int64[Tensor, " R"]
 
 
 def make_plan(

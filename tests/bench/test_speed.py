@@ -63,7 +63,8 @@ def tiny(pair, **changes) -> Settings:
 def report(pair):
     steps = Steps()
     settings = tiny(pair)
-    found = run(settings, TEXTS, steps, "command", 0.0)
+    *parts, found = run(settings, TEXTS, steps, "command", 0.0)
+    assert [len(part.speed) for part in parts] == [1, 2]
     assert len(steps.steps) == num_steps(settings)
     return found
 
@@ -95,9 +96,11 @@ def test_the_same_model_drafts_what_the_target_says(report):
 
 def test_a_stranger_is_refused_and_the_text_stays(pair):
     """The negative control of acceptance: another draft is mostly rejected, the text is equal."""
-    report = run(
-        tiny(pair, draft=pair.stranger, rows=("bundled",)), TEXTS, Steps(), "command", None
-    )
+    settings = tiny(pair, draft=pair.stranger, rows=("bundled",), generate_prompts=0)
+    steps = Steps()
+    (report,) = run(settings, TEXTS, steps, "command", None)
+    assert len(steps.steps) == num_steps(settings)
+    assert not report.generate
     (row,) = report.speed
     assert row.acceptance_rate < 0.5
     assert row.same_tokens == 2
@@ -195,7 +198,7 @@ def test_settings_that_cannot_be_meant(pair, changes, message):
 
 def test_too_few_prompts(pair):
     with pytest.raises(InvalidConfig, match="2 prompts were found and 2 are to be timed"):
-        run(tiny(pair), TEXTS[:2], Steps(), "command", None)
+        next(run(tiny(pair), TEXTS[:2], Steps(), "command", None))
 
 
 def test_a_busy_machine_is_refused(pair, monkeypatch, tmp_path, capsys):

@@ -8,7 +8,16 @@ import torch
 from outrider import noise
 from outrider.certify import pairs, reference, runs
 from outrider.certify.paths import FORMS, PathCount, compare
-from outrider.decoding import RULES, ChainDraft, Draws, Law, RoundNoise, Verdict, rules, theory
+from outrider.decoding import (
+    RULES,
+    ChainDraft,
+    Draws,
+    Law,
+    RoundNoise,
+    Verdict,
+    rules,
+    theory,
+)
 from outrider.decoding.rules import BlockRule, Sifted, TokenRule
 from outrider.decoding.sampling import gumbel_race, inverse_cdf
 

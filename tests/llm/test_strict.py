@@ -12,7 +12,7 @@ from outrider.models.bundled import bundled_path, eval_prompts
 from outrider.models.hf import HuggingFaceTarget
 from outrider.models.text import TextTokenizer
 
-NUM_PROMPTS, LENGTH = 6, 24
+NUM_PROMPTS, LENGTH = 5, 12
 
 
 @pytest.fixture(scope="module")

@@ -158,7 +158,6 @@ def test_rows_that_contradict_each_other_are_refused():
         Rows((seq,), (2,), token),
         Rows((seq, seq), (1, 1), twice),
         Rows((seq,), (0,), token[:0]),
-        Rows((seq,), (1,), token, twice),
         Rows((9,), (1,), token),
     ):
         with pytest.raises(InvalidConfig):

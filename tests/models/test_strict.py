@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from outrider.errors import UnsupportedModel
 from outrider.models.base import Rows
 from outrider.models.hf import HuggingFaceTarget
 from tests.models.families import ancestors_of, one_thread, random_model, random_tokens
@@ -99,6 +100,11 @@ def test_without_strict_bits_differ(dtype):
     tokens = random_tokens(LENGTH)
     counts = [LENGTH - 12, *cut(12, 1)]
     assert not torch.equal(read(target, tokens, counts), read(target, tokens, [LENGTH]))
+
+
+def test_a_mixture_of_experts_is_refused():
+    with pytest.raises(UnsupportedModel, match=r"gpt_oss.*experts"):
+        HuggingFaceTarget(random_model("gpt-oss"), strict=True)
 
 
 @pytest.mark.parametrize("pack", [True, False])

@@ -27,6 +27,8 @@ def words_of(text: torch.Tensor) -> list[int]:
 def test_known_answers(counter: tuple[int, ...], key: tuple[int, ...], answer: tuple[int, ...]):
     out = noise.philox4x32(torch.tensor(counter), torch.tensor(key))
     assert tuple(words_of(out)) == answer
+    on_device = noise._tensor_rounds(*torch.tensor(counter), *torch.tensor(key))
+    assert tuple(int(word) for word in on_device) == answer
     many = noise.philox4x32(torch.tensor(counter).repeat(3, 50, 1), torch.tensor(key))
     assert many.shape == (3, 50, 4)
     assert (many == torch.tensor(answer)).all()
@@ -72,6 +74,18 @@ def test_few_equal_many(seed: int, anchor: int):
         assert torch.equal(whole, torch.cat(parts, 1))
 
 
+def test_arrays_and_tensors_compute_the_same_words():
+    """The path of CPU arrays and the one of other devices, on random and extreme words."""
+    chance = torch.Generator().manual_seed(0)
+    parts = torch.randint(0, 2**32, (6, 500), generator=chance)
+    parts[:, :2] = torch.tensor([0, 2**32 - 1])
+    for counter_and_key in (parts, parts[:, :1], parts[:, 0]):
+        arrays, tensors = (
+            torch.stack(made(*counter_and_key)) for made in (noise._rounds, noise._tensor_rounds)
+        )
+        assert torch.equal(arrays, tensors)
+
+
 def test_uniforms53_are_made_of_two_draws():
     index = torch.arange(40)
     address = 7, 1, noise.STREAM_EXTRA, 5
@@ -89,15 +103,20 @@ def test_uniforms53_never_reach_the_ends():
     assert noise._uniform53(top, top).item() == 1.0 - 2.0**-53
 
 
+def test_gumbels_are_logarithms_of_uniforms():
+    u53 = noise.uniforms53(1, 0, noise.STREAM_TARGET, 9, torch.arange(77))
+    drawn = noise.gumbels(1, 0, 9, torch.arange(77))
+    torch.testing.assert_close(drawn, -torch.log(-torch.log(u53)), rtol=1e-15, atol=1e-15)
+
+
 def test_gumbel_rows_are_the_gumbels():
     key, sample, anchor = noise.as_key([1, 2**64 - 1]), torch.tensor([0, 4]), torch.tensor([9, 2])
     for vocab_size in (1, 6, 77):
         rows = noise.gumbel_rows(key, sample, anchor, vocab_size)
-        ids = torch.arange(vocab_size)
-        one = noise.gumbels(key[:, None], sample[:, None], anchor[:, None], ids)
+        one = noise.gumbels(
+            key[:, None], sample[:, None], anchor[:, None], torch.arange(vocab_size)
+        )
         torch.testing.assert_close(rows, one, rtol=1e-15, atol=1e-15)
-    u53 = noise.uniforms53(1, 0, noise.STREAM_TARGET, 9, torch.arange(77))
-    torch.testing.assert_close(rows[0], -torch.log(-torch.log(u53)), rtol=1e-15, atol=1e-15)
 
 
 def test_uniform_and_independent_enough():
