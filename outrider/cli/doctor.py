@@ -71,7 +71,7 @@ def machine() -> dict[str, Any]:
 
     return {
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if os.name == "posix" else os.cpu_count(),
+        "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
@@ -115,9 +115,14 @@ def _print(report: dict[str, dict[str, Any]]) -> None:
     for title, entries in report.items():
         console.out(title, style="bold", highlight=False)
         for name, value in entries.items():
-            shown = (
-                ", ".join(f"{k} {v}" for k, v in value.items())
-                if isinstance(value, dict)
-                else value
-            )
-            console.out(f"  {name.replace('_', ' '):<18} {shown}", highlight=False)
+            console.out(f"  {name.replace('_', ' '):<18} {_shown(value)}", highlight=False)
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "by default"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_shown(entry)}" for name, entry in value.items())
+    return str(value)

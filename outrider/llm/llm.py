@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 
 from outrider.config import SamplingParams, check_rule, nearest
-from outrider.drafters import Drafter
+from outrider.drafters import Drafter, NoDrafter
 from outrider.engine import Emitter, Engine, Requests
 from outrider.errors import EmptyPrompt, InvalidConfig
 from outrider.llm.load import Placement, as_dtype, folder_of, load_drafter
@@ -73,7 +73,8 @@ class LLM:
             dtype: "float32", "bfloat16", ...; None = bfloat16 where the processor has it.
             strict: one arithmetic class for everything, so that logits are equal bit for bit.
             speculative_config: vLLM's dictionary; takes precedence over `drafter` and `k`.
-            **options: k, rule, max_texts, prefill_chunk, cache_bytes, pack.
+            **options: k, rule, max_texts, prefill_chunk, cache_bytes, and pack (weights laid out
+                for several rows; None = for a target that verifies drafts).
 
         Raises:
             InvalidConfig: an unknown option, with the nearest known one.
@@ -94,14 +95,15 @@ class LLM:
             device,
             as_dtype(dtype),
             bool(strict),
-            options.pop("pack", True),
+            options.pop("pack", None),
             options.pop("cache_bytes", None),
         )
         folder = folder_of(model)
         tokenizer = TextTokenizer(folder)
         if isinstance(drafter, str):
             drafter = load_drafter(asked, model, tokenizer, place)
-        return cls(place.load(folder), tokenizer, drafter, k=asked.k, rule=asked.rule, **options)
+        target = place.load(folder, many_rows=not isinstance(drafter, NoDrafter))
+        return cls(target, tokenizer, drafter, k=asked.k, rule=asked.rule, **options)
 
     @property
     def metrics(self) -> SpeculativeMetrics:

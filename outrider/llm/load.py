@@ -25,17 +25,17 @@ class Placement:
     device: str | None = None
     dtype: torch.dtype | None = None
     strict: bool = False
-    pack: bool = True
+    pack: bool | None = None
     cache_bytes: int | None = None
 
-    def load(self, folder: Path) -> HuggingFaceTarget:
-        """The model of a folder."""
+    def load(self, folder: Path, *, many_rows: bool) -> HuggingFaceTarget:
+        """The model of a folder; packed for forwards of many rows where `pack` does not say."""
         return HuggingFaceTarget.load(
             folder,
             device=self.device,
             dtype=self.dtype,
             strict=self.strict,
-            pack=self.pack,
+            pack=many_rows if self.pack is None else self.pack,
             cache_bytes=self.cache_bytes,
         )
 
@@ -98,7 +98,7 @@ def load_drafter(
     folder = draft_folder(spec, model)
     if folder is not None:
         check_vocabularies(TextTokenizer(folder), tokenizer)
-        return ModelDrafter(place.load(folder))
+        return ModelDrafter(place.load(folder, many_rows=False))
     if spec.kind == "none":
         return NoDrafter()
     return NgramDrafter(options.shortest, options.longest)

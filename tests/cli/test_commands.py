@@ -65,7 +65,7 @@ def test_doctor_reports_the_pair(outrider: Command, model: str) -> None:
     assert pair["compatible"] is True
     assert pair["strict_self_test"] == "passed"
     assert pair["drafter"] == {"name": "ngram", "trusted": False}
-    for name in ("dtype", "device", "attention", "packing", "strict", "architecture", "vocab_size"):
+    for name in ("dtype", "device", "attention", "linears", "strict", "architecture", "vocab_size"):
         assert name in pair
     plain = outrider("doctor", "--model", model, "--drafter", "ngram")
     assert "strict self test" in plain.out
