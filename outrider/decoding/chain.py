@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from outrider.decoding.laws import Law
@@ -46,6 +47,11 @@ class ChainDraft:
     tokens_BK: Int64[Tensor, "B K"]
     lengths_B: Int64[Tensor, " B"]
     law: Law | None
+
+    def to(self, device: torch.device) -> ChainDraft:
+        """The same draft on a device."""
+        law = None if self.law is None else self.law.to(device)
+        return ChainDraft(self.tokens_BK.to(device), self.lengths_B.to(device), law)
 
 
 @dataclass(frozen=True, slots=True)

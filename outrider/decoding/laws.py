@@ -47,8 +47,13 @@ class Law:
     def __len__(self) -> int:
         return len(self.probs)
 
+    def to(self, device: torch.device) -> Law:
+        """The same laws on a device."""
+        return Law(self.probs.to(device), None if self.ids is None else self.ids.to(device))
+
     def select(self, rows: Tensor) -> Law:
         """The laws of `rows`, in their order."""
+        rows = rows.to(self.probs.device)
         return Law(self.probs[rows], None if self.ids is None else self.ids[rows])
 
     def prob_of(self, tokens_R: Int64[Tensor, " R"]) -> Float[Tensor, " R"]:

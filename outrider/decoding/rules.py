@@ -39,7 +39,10 @@ class Rule(ABC):
     def verify(
         self, draft: ChainDraft, target_BTV: Float[Tensor, "B T V"], noise: RoundNoise
     ) -> Verdict:
-        """The decision on B chains; of the K + 1 rows those past a chain's end are not read."""
+        """The decision on B chains; of the K + 1 rows those past a chain's end are not read.
+
+        It stands on the target's device, wherever draft and noise are.
+        """
 
     def draw(self, law: Law, noise_n: RoundNoise, index: int) -> Int64[Tensor, " n"]:
         """Drafted token `index` of n sequences, drawn from `law` the way this rule wants drafts."""
@@ -66,7 +69,9 @@ class _Rejection(Rule):
 
     def verify(self, draft: ChainDraft, target_BTV: Tensor, noise: RoundNoise) -> Verdict:
         """Tests on stream ACCEPT, draw i for token i; the added token on EXTRA, index 0."""
-        sifted = self.sift(draft, target_BTV, _tests(noise, draft.tokens_BK.shape[1]))
+        draft = draft.to(target_BTV.device)
+        tests_BK = _tests(noise, draft.tokens_BK.shape[1]).to(target_BTV.device)
+        sifted = self.sift(draft, target_BTV, tests_BK)
         return Verdict(sifted.num_accepted_B, inverse_cdf(sifted.weights_BV, _extra(noise)))
 
 
@@ -143,8 +148,7 @@ class MatchRule(Rule):
     def verify(self, draft: ChainDraft, target_BTV: Tensor, noise: RoundNoise) -> Verdict:
         """Row i is drawn by inverse cdf on stream EXTRA, index i."""
         num_texts, num_rows, width = target_BTV.shape
-        rows = torch.arange(num_rows, device=target_BTV.device)
-        uniform_BT = _extra(noise, rows)
+        uniform_BT = _extra(noise, torch.arange(num_rows, device=noise.seed_B.device))
         drawn = inverse_cdf(target_BTV.reshape(-1, width), uniform_BT.flatten())
         return while_equal(draft, drawn.view(num_texts, num_rows))
 
@@ -178,15 +182,15 @@ class CoupledRule(Rule):
     def verify(self, draft: ChainDraft, target_BTV: Tensor, noise: RoundNoise) -> Verdict:
         """Row i races with the noise of position anchor + i on stream TARGET."""
         num_texts, num_rows, width = target_BTV.shape
-        ahead = torch.arange(num_rows, device=target_BTV.device).repeat(num_texts)
+        ahead = torch.arange(num_rows, device=noise.seed_B.device).repeat(num_texts)
         wide = noise.select(
             torch.arange(num_texts, device=ahead.device).repeat_interleave(num_rows)
         )
         # Rows past a chain's end are padding: an empty support costs no noise.
-        real = ahead.view(num_texts, num_rows) <= draft.lengths_B[:, None]
+        real = ahead.view(num_texts, num_rows) <= draft.lengths_B.to(ahead.device)[:, None]
         rows = target_BTV.reshape(-1, width)
         if not real.all():
-            rows = rows.masked_fill(~real.reshape(-1, 1), 0)
+            rows = rows.masked_fill(~real.reshape(-1, 1).to(rows.device), 0)
         drawn = gumbel_race(rows, None, wide.seed_B, wide.sample_B, wide.anchor_B + ahead)
         return while_equal(draft, drawn.view(num_texts, num_rows))
 
@@ -237,6 +241,7 @@ def _run_length(passed_BK: Tensor) -> Tensor:
 
 def while_equal(draft: ChainDraft, target_tokens_BT: Tensor) -> Verdict:
     """Keeps drafted tokens while they equal the target's, and adds the target's next."""
+    draft = draft.to(target_tokens_BT.device)
     depth = draft.tokens_BK.shape[1]
     equal_BK = (target_tokens_BT[:, :depth] == draft.tokens_BK) & _within(draft)
     num_accepted_B = _run_length(equal_BK)

@@ -25,7 +25,7 @@ def inverse_cdf(
     weight; a token without weight never comes out. Rows without any weight give V - 1.
     """
     upto_RV = weights_RV.cumsum(-1, dtype=torch.float64)
-    point_R1 = uniform_R.double()[:, None] * upto_RV[:, -1:]
+    point_R1 = uniform_R.to(weights_RV.device).double()[:, None] * upto_RV[:, -1:]
     drawn_R1 = torch.searchsorted(upto_RV, point_R1, right=True).clamp_(max=upto_RV.shape[1] - 1)
     empty_R1 = weights_RV.gather(1, drawn_R1) <= 0
     if empty_R1.any():
@@ -55,6 +55,9 @@ def gumbel_race(
     what couples draft and target. Noise is made for the support only; the first of equals wins.
     Source: Daliri, Musco, Suresh, arXiv 2408.07978.
     """
+    seed_R, sample_R, position_R = (
+        part.to(probs_RM.device) for part in (seed_R, sample_R, position_R)
+    )
     support_RM = probs_RM > 0
     counts_R = support_RM.sum(-1)
     if ids_RM is None and counts_R.sum() > _DENSE_SHARE * probs_RM.numel():

@@ -78,8 +78,7 @@ class Distillation:
 
     def _tv_weight(self, step: int) -> float:
         """Total variation has no gradient between disjoint laws, so it joins when they are near."""
-        d, steps = self._distil, self._recipe.train.steps
-        return d.tv_weight if step >= d.tv_from * steps else 0.0
+        return self._distil.tv_weight if step >= self._distil.tv_from_step else 0.0
 
     def _batches(self, step: int) -> list[Tensor]:
         """The step's rows: target-written, draft-written, corpus, each its share of the tokens."""

@@ -142,8 +142,8 @@ class DistilRecipe:
     """How a draft model learns the laws of the target in the folder `target` beside its own.
 
     A step mixes corpus rows with rows the target wrote itself (`target_share`) and rows the draft
-    wrote (`draft_share`); the loss is the forward Kullback-Leibler divergence and, from the share
-    `tv_from` of the run on, `tv_weight` times the total variation distance, one minus which is the
+    wrote (`draft_share`); the loss is the forward Kullback-Leibler divergence and, from
+    step `tv_from_step` on, `tv_weight` times the total variation distance, one minus which is the
     acceptance rate.
     """
 
@@ -157,7 +157,7 @@ class DistilRecipe:
     refresh_steps: int = 25
     refresh_rows: int = 112
     tv_weight: float = 1.0
-    tv_from: float = 0.3
+    tv_from_step: int = 50
 
     def __post_init__(self) -> None:
         _require(

@@ -16,6 +16,9 @@ from outrider.train.lm import perplexity
 from outrider.train.recipe_file import load_recipe
 from outrider.train.stream import TokenStream
 
+PERPLEXITY_TOKENS = 65_536
+ROW = 512
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -36,7 +39,7 @@ def evaluate_pair(
     held_out = load_corpus(settings.corpus, recipe.parent / settings.corpus.manifest).held_out
     documents = [e.ids for e in tokenizer.encode_batch([d.text for d in held_out])]
     stream = TokenStream(documents, END_OF_TEXT_ID, settings.seed)
-    rows = stream.rows(0, stream.epoch_tokens // 512 * 512, 512)
+    rows = stream.rows(0, min(stream.epoch_tokens, PERPLEXITY_TOKENS) // ROW * ROW, ROW)
     return Report(
         {name: sum(p.numel() for p in m.parameters()) for name, m in models.items()},
         {name: perplexity(m, *rows) for name, m in models.items()},
