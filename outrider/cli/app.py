@@ -12,7 +12,7 @@ from outrider import __version__
 from outrider.cli.demo import demo
 from outrider.cli.doctor import doctor
 from outrider.cli.generate import generate
-from outrider.cli.terminal import INTERRUPTED, error_line, prepare_streams
+from outrider.cli.terminal import INTERRUPTED, error_line, prepare
 from outrider.cli.train import train_lm
 from outrider.errors import OutriderError
 
@@ -66,7 +66,7 @@ def run(arguments: list[str] | None = None) -> int:
 
     Errors raised on purpose, and arguments that cannot be meant, end in one line on standard error.
     """
-    prepare_streams()
+    prepare()
     try:
         code = app(args=arguments, prog_name="outrider", standalone_mode=False)
     except OutriderError as error:

@@ -154,7 +154,7 @@ class _Columns:
         self._spans = SourceSpans(llm.tokenizer, prompt)
         console.print(Text(terminal.escaped(text), style="dim"))
         console.print(terminal.legend())
-        self._live = Live(self._table(), console=console, vertical_overflow="visible")
+        self._live = Live(self._table(), console=console)
 
     def __enter__(self) -> _Columns:
         self._live.__enter__()

@@ -25,8 +25,11 @@ KEPT = "\n\t"
 BIDIRECTIONAL = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
 
-def prepare_streams() -> None:
-    """Characters the terminal's encoding lacks are shown escaped; model libraries keep silent."""
+def prepare() -> None:
+    """Sets up the process: threads that yield, silent libraries, streams that always encode."""
+    # Threads that spin while they wait lose most of their time when anything else wants a core.
+    # Read once, when torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     # The variable is read once, when the library is loaded; this holds where it is loaded already.

@@ -14,7 +14,7 @@ from outrider.train import forward
 from outrider.train.chance import generator
 from outrider.train.writing import continue_rows
 
-MAX_ROWS = 32
+MAX_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)

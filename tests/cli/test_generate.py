@@ -105,6 +105,6 @@ def test_control_c_ends_cleanly_with_the_text_so_far(model: str) -> None:
         process.send_signal(signal.SIGINT)
         rest, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert (first + rest).decode().strip()
+    assert len(first + rest) > 1
     assert "(interrupted)" in err.decode()
     assert "Traceback" not in err.decode()

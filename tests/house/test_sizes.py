@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 
 from outrider_models import MODELS, path
+
 from tests.house.layout import PACKAGE, ROOT
 
 MB = 1e6
