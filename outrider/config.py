@@ -29,7 +29,7 @@ def check_rule(rule: str) -> None:
         )
 
 
-def _whole(name: str, value: Any, least: int, most: int | None = None) -> None:
+def check_whole(name: str, value: Any, least: int, most: int | None = None) -> None:
     """Refuses anything but a whole number of at least `least` and below `most`."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not whole or value < least or (most is not None and value >= most):
@@ -88,24 +88,28 @@ class SamplingParams:
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         if self.max_tokens is not None:
-            _whole("max_tokens", self.max_tokens, 1)
-        _whole("min_tokens", self.min_tokens, 0)
+            check_whole("max_tokens", self.max_tokens, 1)
+        check_whole("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidConfig(
                 f"min_tokens={self.min_tokens} exceeds max_tokens={self.max_tokens}"
             )
-        _between("temperature", self.temperature, 0.0, math.inf)
-        _whole("top_k", self.top_k, 0)
+        _between("temperature", self.temperature, 0.0, 1e6)
+        if 0 < self.temperature < 1e-6:
+            raise InvalidConfig(
+                f"temperature={self.temperature!r}: use 0 for greedy decoding, or at least 1e-6"
+            )
+        check_whole("top_k", self.top_k, 0, 2**31)
         _between("top_p", self.top_p, 0.0, 1.0, low_open=True)
         _between("min_p", self.min_p, 0.0, 1.0)
-        _whole("n", self.n, 1)
+        check_whole("n", self.n, 1)
         if self.seed is not None:
-            _whole("seed", self.seed, 0, MAX_SEED)
+            check_whole("seed", self.seed, 0, MAX_SEED)
         for text in stop:
             if not isinstance(text, str) or not text:
                 raise InvalidConfig(f"stop={stop!r}: every stop string must be non-empty text")
         for token in self.stop_token_ids:
-            _whole("stop_token_ids", token, 0)
+            check_whole("stop_token_ids", token, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +137,14 @@ class SpeculativeDecoderConfig:
     cost_ratio: float = 0.125
 
     def __post_init__(self) -> None:
-        _whole("k", self.k, 1)
+        check_whole("k", self.k, 1)
         if self.rule is not None:
             check_rule(self.rule)
         if not isinstance(self.sampling, SamplingParams):
             raise InvalidConfig(f"sampling={self.sampling!r}: SamplingParams(...) is due")
         _between("cost_ratio", self.cost_ratio, 0.0, math.inf)
         if self.eos_token is not None:
-            _whole("eos_token", self.eos_token, 0)
+            check_whole("eos_token", self.eos_token, 0)
         if self.stop_on_eos and self.eos_token is None:
             raise InvalidConfig("stop_on_eos=True needs eos_token; use with_eos(token)")
 

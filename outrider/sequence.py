@@ -26,6 +26,7 @@ class Sequence:
     tokens: list[int]
     handle: int | None = None
     sources: list[Source] = field(default_factory=list[Source])
+    emitted: int = 0
     outbox: deque[Delta] = field(default_factory=deque[Delta])
     stats: SpeculativeMetrics = field(default_factory=SpeculativeMetrics)
     started_s: float = 0.0

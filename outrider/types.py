@@ -46,6 +46,7 @@ class SpeculativeMetrics:
     committed: int = 0
     drafted_per_pos: list[int] = field(default_factory=list[int])
     accepted_per_pos: list[int] = field(default_factory=list[int])
+    reached_per_pos: list[int] = field(default_factory=list[int])
     alpha_sum: float = 0.0
     tested: int = 0
     prompt_tokens: int = 0
@@ -68,9 +69,11 @@ class SpeculativeMetrics:
         missing = drafted - len(self.drafted_per_pos)
         self.drafted_per_pos.extend([0] * missing)
         self.accepted_per_pos.extend([0] * missing)
+        self.reached_per_pos.extend([0] * missing)
         for i in range(drafted):
             self.drafted_per_pos[i] += 1
             self.accepted_per_pos[i] += i < accepted
+            self.reached_per_pos[i] += i <= accepted
 
     def record_alpha(self, total: float, tested: int) -> None:
         """Adds min(1, p(x)/q(x)) summed over `tested` drafted tokens."""
@@ -100,9 +103,8 @@ class SpeculativeMetrics:
 
     @property
     def conditional_acceptance_per_pos(self) -> list[float]:
-        """P(position i accepted | positions before it accepted), up to the last one reached."""
-        reached = [self.rounds, *self.accepted_per_pos]
-        pairs = zip(self.accepted_per_pos, reached, strict=False)
+        """P(position i accepted | drafted, and positions before it accepted), while any was."""
+        pairs = zip(self.accepted_per_pos, self.reached_per_pos, strict=True)
         return [accepted / before for accepted, before in pairs if before]
 
     @property

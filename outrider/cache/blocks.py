@@ -5,7 +5,7 @@ pool, so the allocator keeps the blocks behind a sequence free for it (its promi
 others fit elsewhere.
 """
 
-from outrider.errors import ModelError
+from outrider.errors import OutOfMemory
 
 BLOCK_SLOTS = 64
 """Slots (tokens) of one block."""
@@ -49,11 +49,11 @@ class BlockAllocator:
         """Give the sequence one more block: the one behind `after`, else the best free one.
 
         Raises:
-            ModelError: no block is free.
+            OutOfMemory: no block is free.
         """
         block = self._choose(seq, after)
         if block is None:
-            raise ModelError(
+            raise OutOfMemory(
                 f"all {self.num_blocks} cache blocks of {BLOCK_SLOTS} tokens are in use; "
                 "close sequences, admit fewer at a time, or raise max_bytes"
             )

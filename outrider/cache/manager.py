@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from outrider.cache.blocks import BLOCK_SLOTS, BlockAllocator
-from outrider.errors import InvalidConfig, ModelError
+from outrider.errors import InvalidConfig, OutOfMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class CacheManager:
         """Find slots for `num_rows` more rows behind the staged ones; nothing is staged yet.
 
         Raises:
-            ModelError: the pools are full and may not grow.
+            OutOfMemory: the pools are full and may not grow.
         """
         sequence = self._sequence(seq)
         count = sequence.length + sequence.num_staged + num_rows
@@ -208,7 +208,7 @@ class CacheManager:
             if self._may_hold(wanted):
                 self._grow(wanted)
                 return
-        raise ModelError(
+        raise OutOfMemory(
             f"the cache holds {self.num_blocks * BLOCK_SLOTS} tokens in {self.cache_bytes} bytes "
             f"and may not pass max_bytes={self._max_bytes}; "
             "close sequences, admit fewer at a time, or raise max_bytes"

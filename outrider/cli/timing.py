@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -64,7 +65,7 @@ def measure(
 ) -> Run:
     """Makes one text, shows its deltas as they come, and stops cleanly at Ctrl-C."""
     run = Run()
-    before = _copy(llm.metrics)
+    before = deepcopy(llm.metrics)
     started = time.perf_counter()
     try:
         for delta in llm.stream(prompt, sampling, depth=depth):
@@ -86,14 +87,6 @@ def warm_up(llm: LLM, prompt: list[int], sampling: SamplingParams) -> None:
             pass
 
 
-def _copy(metrics: SpeculativeMetrics) -> SpeculativeMetrics:
-    return replace(
-        metrics,
-        drafted_per_pos=list(metrics.drafted_per_pos),
-        accepted_per_pos=list(metrics.accepted_per_pos),
-    )
-
-
 def _since(before: SpeculativeMetrics, after: SpeculativeMetrics) -> SpeculativeMetrics:
     """The counts and seconds that came between two states of one metrics object."""
     gained: dict[str, Any] = {}
@@ -107,6 +100,7 @@ def _since(before: SpeculativeMetrics, after: SpeculativeMetrics) -> Speculative
             gained[name] = new - old
     # Positions are drafted in order: those that gained nothing stand at the end.
     reached = sum(gain > 0 for gain in gained["drafted_per_pos"])
-    for name in ("drafted_per_pos", "accepted_per_pos"):
-        gained[name] = gained[name][:reached]
+    for name, value in gained.items():
+        if isinstance(value, list):
+            gained[name] = value[:reached]
     return SpeculativeMetrics(**gained)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Sequenced
 
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch import Tensor
 from outrider.decoding import ChainDraft
 from outrider.drafters.base import Drafter, RoundDraws
 from outrider.errors import (
+    DegenerateDistribution,
     DraftShapeMismatch,
     InvalidConfig,
     ModelError,
@@ -17,6 +19,9 @@ from outrider.errors import (
 )
 from outrider.models.protocol import DraftModel, DraftProposal, as_row
 from outrider.sequence import Sequence
+
+MASS_TOLERANCE = 1e-3
+"""How far a reported law's mass may be from one, for rows of lower precision."""
 
 
 class ProtocolDrafter(Drafter):
@@ -87,4 +92,14 @@ class ProtocolDrafter(Drafter):
                 )
         if proposal.distributions is None:
             return None
-        return [as_row(row, self.model.vocab_size) for row in proposal.distributions]
+        rows = [as_row(row, self.model.vocab_size) for row in proposal.distributions]
+        for row, token in zip(rows, proposal.tokens, strict=True):
+            mass = float(row.exp().sum())
+            # Written so that NaN fails too.
+            if not abs(mass - 1.0) < MASS_TOLERANCE or not float(row[token]) > -math.inf:
+                raise DegenerateDistribution(
+                    f"{self.name}.propose reported a law of mass {mass:.6g} for token {token}, its "
+                    f"log-probability {float(row[token]):.6g}; a row holds the natural "
+                    "log-probabilities of the law its token was drawn from, and sums to one"
+                )
+        return [row - row.logsumexp(-1) for row in rows]

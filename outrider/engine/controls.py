@@ -45,11 +45,11 @@ class Controls:
                 out[row, sorted(ends)] = -torch.inf
         return out
 
-    def probs(self, logits_RV: Tensor, owners: Sequenced[int], ahead: Sequenced[int]) -> Tensor:
-        """Processed laws `[R, V]`, float32 (float64 stays float64)."""
+    def probs(self, masked_RV: Tensor, owners: Sequenced[int]) -> Tensor:
+        """Processed laws `[R, V]` of masked logits, float32 (float64 stays float64)."""
         rows = torch.tensor(owners)
         return processed_probs(
-            self.masked(logits_RV, owners, ahead),
+            masked_RV,
             self.temperature_B[rows],
             self.top_k_B[rows],
             self.top_p_B[rows],

@@ -32,28 +32,28 @@ class GroupDraws:
 
         A row that is no law (NaN) is drafted from as if uniform: a bad guess costs speed only.
         """
-        logits_nV = self._fit(logits_nV)
-        ahead = [index] * len(members)
+        logits_nV = self._fit(logits_nV, members, index)
         if not self._rule.needs_probs:
-            tokens = self._controls.masked(logits_nV, members, ahead).argmax(-1).tolist()
+            tokens = logits_nV.argmax(-1).tolist()
             for member, token in zip(members, tokens, strict=True):
                 self._tokens[member].append(token)
             return tokens
-        probs_nV = self._controls.probs(logits_nV, members, ahead)
+        probs_nV = self._controls.probs(logits_nV, members)
         tokens = self._draws.draw(Law.dense(probs_nV), index, torch.tensor(members)).tolist()
         for row, (member, token) in enumerate(zip(members, tokens, strict=True)):
             self._tokens[member].append(token)
             self._laws[member].append(probs_nV[row])
         return tokens
 
-    def _fit(self, logits_nV: Tensor) -> Tensor:
-        usable = check_logits(logits_nV)
-        if not usable.all():
-            logits_nV = logits_nV.masked_fill(~usable[:, None], 0.0)
+    def _fit(self, logits_nV: Tensor, members: Sequenced[int], index: int) -> Tensor:
+        """Rows of the target's width, ends that may not come yet forbidden, every row a law."""
         missing = self._width - logits_nV.shape[-1]
         if missing > 0:
-            return torch.nn.functional.pad(logits_nV, (0, missing), value=-torch.inf)
-        return logits_nV[:, : self._width]
+            logits_nV = torch.nn.functional.pad(logits_nV, (0, missing), value=-torch.inf)
+        ahead = [index] * len(members)
+        logits_nV = self._controls.masked(logits_nV[:, : self._width], members, ahead)
+        usable = check_logits(logits_nV)
+        return logits_nV if usable.all() else logits_nV.masked_fill(~usable[:, None], 0.0)
 
     def drawn(self) -> ChainDraft:
         """The chains sampled this round and, where the rule needs them, their laws."""

@@ -20,6 +20,7 @@ from outrider.engine.draws import GroupDraws
 from outrider.engine.emit import Emitter
 from outrider.engine.group import Group, Scores, alphas, score
 from outrider.engine.laps import Laps
+from outrider.engine.memory import out_of_memory
 from outrider.engine.scheduler import Scheduler
 from outrider.errors import OutOfMemory
 from outrider.models.base import Target
@@ -63,13 +64,16 @@ class Engine:
         """One round of every active text."""
         with self._lock, torch.inference_mode():
             for group in self._admit():
+                if any(text.handle is None for text in group.texts):
+                    # One was sent back to the queue meanwhile; the next step groups anew.
+                    continue
                 try:
                     self._round(group)
                 except Exception as error:
                     if out_of_memory(error):
                         self._spare(group, error)
                     else:
-                        self._fail(group, error)
+                        self._isolate(group, error)
             self._release_finished()
 
     def _round(self, group: Group) -> None:
@@ -85,8 +89,8 @@ class Engine:
             verdict = group.rule.verify(draft, laws_BTV, noise_B)
             alphas_B = alphas(group, draft, laws_BTV, verdict)
             lap("verify_s")
-            added = self._commit(group, draft, scores, verdict, alphas_B)
-            self._emit(group, added)
+            self._commit(group, draft, scores, verdict, alphas_B)
+            self._emit(group)
             lap("commit_s")
 
     def _admit(self) -> list[Group]:
@@ -112,36 +116,35 @@ class Engine:
         scores: Scores,
         verdict: Verdict,
         alphas_B: list[float],
-    ) -> list[list[Source]]:
-        """Settles what each text keeps and moves the caches; returns the tokens' sources."""
+    ) -> None:
+        """Settles what each text keeps, and moves the caches after it."""
         chains, drafted = draft.tokens_BK.tolist(), draft.lengths_B.tolist()
         accepted, extra = verdict.num_accepted_B.tolist(), verdict.token_B.tolist()
-        added: list[list[Source]] = []
         for b, text in enumerate(group.texts):
             assert text.handle is not None
             text.error = scores.broken(b, accepted[b])
             if text.error is not None:
-                added.append([])
                 continue
             pending = self.target.num_staged(text.handle) - drafted[b]
             kept = self._emitter.keep(text, [*chains[b][: accepted[b]], extra[b]])
+            last: Source = "bonus" if accepted[b] == drafted[b] else "correction"
+            sources: list[Source] = ["draft"] * accepted[b] + [last]
+            text.sources += sources[: len(kept)]
             text.tokens += kept
             self.target.commit(text.handle, pending + accepted[b])
             group.drafter.commit(text, accepted[b])
-            last: Source = "bonus" if accepted[b] == drafted[b] else "correction"
-            sources: list[Source] = ["draft"] * accepted[b] + [last]
-            added.append(sources[: len(kept)])
             for metrics in (self.metrics, text.stats):
                 metrics.record_round(drafted[b], min(accepted[b], len(kept)), len(kept))
                 metrics.record_alpha(alphas_B[b], min(accepted[b] + 1, drafted[b]))
-        return added
 
-    def _emit(self, group: Group, added: list[list[Source]]) -> None:
-        """Hands each text's reader the round's new tokens."""
-        for text, sources in zip(group.texts, added, strict=True):
-            if sources:
+    def _emit(self, group: Group) -> None:
+        """Hands each text's reader the tokens settled and not handed out yet."""
+        for text in group.texts:
+            new = text.tokens[text.num_prompt + text.emitted :]
+            if new:
                 text.stats.wall_s = time.perf_counter() - text.started_s
-                self._emitter.emit(text, text.tokens[-len(sources) :], sources)
+                self._emitter.emit(text, new, text.sources[text.emitted : text.num_output])
+                text.emitted = text.num_output
 
     @contextmanager
     def _all_or_nothing(self, group: Group) -> Iterator[None]:
@@ -153,19 +156,34 @@ class Engine:
                 if text.handle is not None:
                     self.target.discard(text.handle)
                 group.drafter.discard(text)
+            # What some texts had settled before the break is theirs.
+            self._emit(group)
             raise
 
     def _spare(self, group: Group, error: Exception) -> None:
         """Out of memory: drop the drafts first, then admit less, then give the text up."""
         if group.drafter is not self._plain:
             try:
-                self._round(Group(group.texts, self._plain, group.rule))
+                going = [text for text in group.texts if not text.finished]
+                self._round(Group(going, self._plain, group.rule))
             except Exception as again:
                 error = again
             else:
                 return
         if not out_of_memory(error) or not self._scheduler.suspend_last():
             self._fail(group, error)
+
+    def _isolate(self, group: Group, error: Exception) -> None:
+        """A failure ends the text that caused it: each goes through the round by itself."""
+        if len(group.texts) == 1:
+            self._fail(group, error)
+            return
+        for text in [text for text in group.texts if not text.finished]:
+            alone = Group([text], group.drafter, group.rule)
+            try:
+                self._round(alone)
+            except Exception as own:
+                self._fail(alone, own)
 
     def _fail(self, group: Group, error: Exception) -> None:
         """Ends every text of the group; whoever waits for one gets the error."""
@@ -180,9 +198,15 @@ class Engine:
             for text in texts:
                 text.started_s = time.perf_counter()
                 text.stats.prompt_tokens = text.num_prompt
+                self.metrics.prompt_tokens += text.num_prompt
                 text.stats.cost_ratio = self.metrics.cost_ratio
                 self._emitter.open(text)
             self._scheduler.submit(texts)
+
+    def settled(self, texts: list[Sequence]) -> bool:
+        """Whether all are finished, with their last deltas in their outboxes: never mid-step."""
+        with self._lock:
+            return all(text.finished for text in texts)
 
     def cancel(self, text: Sequence) -> None:
         """Takes a text out, finished or not; safe to call twice."""
@@ -194,10 +218,3 @@ class Engine:
     def _release_finished(self) -> None:
         for text in [text for text in self._scheduler.active if text.finished]:
             self.cancel(text)
-
-
-def out_of_memory(error: Exception) -> bool:
-    """Whether memory ran out; the CPU allocator of torch says so in words alone."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

@@ -53,16 +53,17 @@ class Scores:
 
     def laws(self, group: Group) -> Tensor:
         """What the rule reads, padded to `[B, T, V]`: laws, or logits where order suffices."""
-        logits_RV = self.logits_RV
-        if not self.usable_R.all():
-            logits_RV = logits_RV.masked_fill(~self.usable_R[:, None], 0.0)
         owners = [b for b, count in enumerate(self.counts) for _ in range(count)]
         ahead = [i for count in self.counts for i in range(count)]
+        rows_RV = group.controls.masked(self.logits_RV, owners, ahead)
+        if rows_RV is not self.logits_RV:
+            # A row whose only mass was an end that may not come yet is no law either.
+            self.usable_R.logical_and_(check_logits(rows_RV))
+        if not self.usable_R.all():
+            rows_RV = rows_RV.masked_fill(~self.usable_R[:, None], 0.0)
         if group.rule.needs_probs:
-            rows = group.controls.probs(logits_RV, owners, ahead)
-        else:
-            rows = group.controls.masked(logits_RV, owners, ahead)
-        return _padded(rows, self.counts)
+            rows_RV = group.controls.probs(rows_RV, owners)
+        return _padded(rows_RV, self.counts)
 
     def broken(self, text: int, accepted: int) -> NonFinite | None:
         """The error of a text whose walk met a row that is no law."""
@@ -72,7 +73,7 @@ class Scores:
             return None
         return NonFinite(
             f"the target's logits for row {int((~walked).nonzero()[0])} of the round hold NaN, "
-            "+inf or nothing finite; check the model's weights and dtype"
+            "+inf or nothing finite; check the model's weights and dtype, and min_tokens"
         )
 
 
@@ -82,7 +83,9 @@ def alphas(group: Group, draft: ChainDraft, laws_BTV: Tensor, verdict: Verdict) 
     if depth == 0 or not group.rule.needs_probs:
         # One-hot laws: the ratio is 1 where a token was kept and 0 where it was not.
         return [float(count) for count in verdict.num_accepted_B.tolist()]
-    index_K = torch.arange(depth)
+    draft = draft.to(laws_BTV.device)
+    tokens_BK = draft.tokens_BK
+    index_K = torch.arange(depth, device=laws_BTV.device)
     accepted_B1 = verdict.num_accepted_B[:, None]
     ratio_BK = laws_BTV[:, :depth].gather(2, tokens_BK[:, :, None]).squeeze(2).double()
     if draft.law is not None:

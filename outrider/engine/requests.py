@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from outrider import noise
-from outrider.config import SamplingParams, check_rule
+from outrider.config import SamplingParams, check_rule, check_whole
 from outrider.engine.engine import Engine
 from outrider.errors import EmptyPrompt, InvalidConfig, PromptTooLong, TokenOutOfRange
 from outrider.sequence import Sequence
 from outrider.types import Completion, Delta, Request
+
+# One count for all, so that a drafter given to two engines tells their texts apart.
+_KEYS = itertools.count()
 
 
 def resolve_rule(rule: str | None, sampling: SamplingParams) -> str:
@@ -49,7 +53,6 @@ class Requests:
         self.engine = engine
         self.depth = depth
         self.end_tokens = end_tokens
-        self._keys = itertools.count()
 
     def check(self, request: Request) -> None:
         """Refuses what cannot be meant, before any work.
@@ -71,6 +74,8 @@ class Requests:
                 f"the prompt has {len(request.prompt)} tokens and the context holds "
                 f"{target.max_length}; shorten it to at most {target.max_length - 1}"
             )
+        if request.depth is not None:
+            check_whole("depth", request.depth, 0)
         resolve_rule(request.rule, request.sampling)
 
     def text(self, request: Request) -> Sequence:
@@ -82,7 +87,7 @@ class Requests:
         if not limits:
             raise InvalidConfig("max_tokens=None needs a target with a context length; set it")
         return Sequence(
-            key=next(self._keys),
+            key=next(_KEYS),
             request=request,
             seed=noise.fresh_seed() if sampling.seed is None else sampling.seed,
             rule=resolve_rule(request.rule, sampling),
@@ -110,12 +115,16 @@ class Requests:
             NonFinite, OutOfMemory, ModelError: what ended the text.
         """
         with self.running([request]) as (text,):
-            while not text.finished:
-                self.engine.step()
+            done = False
+            while not done:
+                # Another thread may have taken the last step; then only its deltas are left.
+                if not self.engine.settled([text]):
+                    self.engine.step()
+                done = self.engine.settled([text])
                 while text.outbox:
                     yield text.outbox.popleft()
             if text.error is not None:
-                raise text.error
+                raise copy.copy(text.error)
 
     def complete(self, requests: list[Request]) -> list[Completion]:
         """All texts, in the order of the requests.
@@ -127,7 +136,7 @@ class Requests:
             NonFinite, OutOfMemory, ModelError: the first failure among the requests.
         """
         with self.running(requests) as texts:
-            while not all(text.finished for text in texts):
+            while not self.engine.settled(texts):
                 self.engine.step()
             done = [
                 None if text.error else Completion.of(list(text.outbox), text.stats)
@@ -135,6 +144,8 @@ class Requests:
             ]
             for text in texts:
                 if text.error is not None:
-                    text.error.completions = done  # pyright: ignore[reportAttributeAccessIssue]
-                    raise text.error
+                    # A copy, because texts of other callers may have ended with the same error.
+                    error = copy.copy(text.error)
+                    error.completions = done  # pyright: ignore[reportAttributeAccessIssue]
+                    raise error
         return [completion for completion in done if completion is not None]

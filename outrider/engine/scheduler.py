@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from outrider.errors import OutOfMemory
+from outrider.engine.memory import out_of_memory
 from outrider.models.base import Target
 from outrider.sequence import Sequence
 
@@ -33,10 +33,13 @@ class Scheduler:
         """
         while self.waiting and len(self.active) < self.limit:
             text = self.waiting[0]
+            if text.finished:
+                self.waiting.popleft()
+                continue
             try:
                 text.handle = self.target.open(len(text.tokens) + text.remaining)
-            except OutOfMemory as error:
-                if self.active:
+            except Exception as error:
+                if out_of_memory(error) and self.active:
                     break
                 self.waiting.popleft().error = error
                 continue

@@ -180,7 +180,7 @@ class HuggingFaceTarget(Target):
         Raises:
             TokenOutOfRange: a token the model's vocabulary does not hold.
             InvalidConfig: rows that contradict each other, or pass the model's context.
-            ModelError: the cache is full.
+            OutOfMemory: the cache is full.
         """
         self._check_tokens(rows.tokens_R)
         pad = -len(rows.tokens_R) % self._row_multiple

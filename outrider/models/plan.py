@@ -136,7 +136,7 @@ def make_plan(
 
     Raises:
         InvalidConfig: rows that contradict each other or the staged rows.
-        ModelError: the cache is full.
+        OutOfMemory: the cache is full.
     """
     _check(rows)
     spans: list[Span] = []

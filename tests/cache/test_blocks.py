@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.cache import BlockAllocator
-from outrider.errors import ModelError
+from outrider.errors import OutOfMemory
 
 
 def test_a_sequence_grows_in_place_where_it_can():
@@ -28,7 +28,7 @@ def test_a_promise_gives_way_before_the_pool_is_full():
     assert blocks.promise(0, 2)
     taken = [blocks.take(1, None) for _ in range(3)]
     assert sorted(taken) == [0, 1, 2]
-    with pytest.raises(ModelError, match="raise max_bytes"):
+    with pytest.raises(OutOfMemory, match="raise max_bytes"):
         blocks.take(0, None)
     blocks.release(1, taken)
     assert blocks.num_free == 3

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from outrider.cache import BLOCK_SLOTS, CacheManager
-from outrider.errors import InvalidConfig, ModelError
+from outrider.errors import InvalidConfig, OutOfMemory
 
 LAYERS = 2
 
@@ -130,12 +130,12 @@ def test_a_full_cache_says_so_and_what_was_there_stays():
     cache.discard(seq)
     write(cache, seq, list(range(180)))
     cache.commit(seq, 180)
-    with pytest.raises(ModelError, match="max_bytes"):
+    with pytest.raises(OutOfMemory, match="max_bytes"):
         cache.reserve(seq, 100)
     assert cache.cache_bytes <= 3 * block_bytes
     assert committed(cache, seq) == list(range(180))
     other = cache.open(10_000)
-    with pytest.raises(ModelError, match="max_bytes"):
+    with pytest.raises(OutOfMemory, match="max_bytes"):
         cache.reserve(other, 1)
     cache.close(seq)
     cache.reserve(other, 100)

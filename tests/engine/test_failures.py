@@ -13,11 +13,13 @@ from outrider import (
     SamplingParams,
     SpeculativeDecoder,
     SpeculativeDecoderConfig,
+    SpeculativeMetrics,
     TargetScores,
 )
-from outrider.drafters import Drafter, NoDrafter
+from outrider.drafters import Drafter, NgramDrafter, NoDrafter
 from outrider.engine import Emitter, Engine, Requests
 from outrider.errors import (
+    DegenerateDistribution,
     DistributionWidthMismatch,
     DraftShapeMismatch,
     EmptyPrompt,
@@ -93,6 +95,9 @@ def test_bad_configurations_are_refused(options: dict, message: str) -> None:
         {"temperature": -0.1},
         {"temperature": float("nan")},
         {"temperature": float("inf")},
+        {"temperature": 1e-38},
+        {"temperature": 1e39},
+        {"top_k": 2**40},
         {"top_p": 0.0},
         {"top_p": 1.5},
         {"top_k": -1},
@@ -164,12 +169,20 @@ ROW = np.log(np.full(5, 0.2))
         (DraftProposal([1] * 9, [0.0] * 9, None), DraftShapeMismatch),
         (DraftProposal([7], [0.0], None), TokenOutOfRange),
         (DraftProposal([1], [0.0], [ROW[:3]]), DistributionWidthMismatch),
+        (DraftProposal([1], [0.0], [ROW + 1.0]), DegenerateDistribution),
+        (DraftProposal([1], [0.0], [ROW * np.nan]), DegenerateDistribution),
+        (DraftProposal([1], [0.0], [np.log([1.0, 1e-300, 1e-300, 1e-300, 1e-300])]), None),
+        (DraftProposal([1], [0.0], [np.array([0.0, *[-np.inf] * 4])]), DegenerateDistribution),
         (RuntimeError("boom"), ModelError),
     ],
 )
 def test_broken_proposals_are_named(answer, error) -> None:
+    spec = decoder(Proposes(answer), TARGET)
+    if error is None:
+        assert len(spec.generate([1], 2)) == 2
+        return
     with pytest.raises(error):
-        decoder(Proposes(answer), TARGET).generate([1], 9)
+        spec.generate([1], 9)
 
 
 def test_broken_scores_are_named() -> None:
@@ -296,3 +309,85 @@ def test_nothing_draws_from_the_global_generators() -> None:
     decoder(DRAFT, TARGET).generate([1], 30)
     assert torch.equal(before[0], torch.get_rng_state())
     assert (before[1] == np.random.get_state()[1]).all()
+
+
+def test_a_model_that_fails_on_one_text_fails_that_text_alone() -> None:
+    class Picky:
+        vocab_size = 5
+
+        def verify(self, prefix, draft_tokens):
+            if prefix[0] == 3:
+                raise ValueError("not this one")
+            return TARGET.verify(prefix, draft_tokens)
+
+    served = requests(ProtocolTarget(Picky()), decoder_drafter())
+    params = SamplingParams(max_tokens=9, seed=3)
+    with pytest.raises(ModelError, match="not this one") as caught:
+        served.complete([Request((i,), params) for i in (1, 3, 2)])
+    first, failed, last = caught.value.completions
+    assert failed is None
+    assert list(first.token_ids) == decoder(None, TARGET).generate([1], 9, seed=3)
+    assert list(last.token_ids) == decoder(None, TARGET).generate([2], 9, seed=3)
+
+
+@pytest.mark.parametrize("rule", ["greedy", "coupled", "block", "match"])
+def test_a_row_left_empty_by_min_tokens_is_no_law(rule: str) -> None:
+    target = FixedDistTargetModel([0.0, 0.0, 1.0])
+    sampling = SamplingParams(min_tokens=3, temperature=0.0 if rule == "greedy" else 1.0)
+    config = SpeculativeDecoderConfig(k=2, rule=rule, sampling=sampling).with_eos(2)
+    for draft in (None, target):
+        with pytest.raises(NonFinite, match="min_tokens"):
+            SpeculativeDecoder(draft, target, config).generate([1], 4, seed=1)
+
+
+def test_a_bad_depth_is_refused_before_it_can_hurt_others() -> None:
+    served = requests(ProtocolTarget(TARGET), decoder_drafter())
+    for depth in ("4", 2.5, -1):
+        with pytest.raises(InvalidConfig, match="depth"):
+            served.complete([Request((1,), SamplingParams(max_tokens=3), depth=depth)])
+
+
+def test_one_drafter_can_serve_two_engines() -> None:
+    shared = NgramDrafter(1, 2)
+    one, two = (requests(ProtocolTarget(TARGET), shared) for _ in range(2))
+    params = SamplingParams(max_tokens=30, seed=6)
+    streams = [one.stream(Request((1, 2), params)), two.stream(Request((3,), params))]
+    texts: list[list[int]] = [[], []]
+    for _ in range(40):
+        for stream, text in zip(streams, texts, strict=True):
+            for delta in [next(stream, None)]:
+                text += delta.token_ids if delta else ()
+    plain = decoder(None, TARGET)
+    assert texts == [plain.generate([1, 2], 30, seed=6), plain.generate([3], 30, seed=6)]
+
+
+def test_what_was_settled_before_a_break_is_handed_out() -> None:
+    class Breaks(ProtocolTarget):
+        commits = 0
+
+        def commit(self, seq, path):
+            super().commit(seq, path)
+            self.commits += 1
+            if self.commits == 3:
+                raise KeyboardInterrupt
+
+    served = requests(Breaks(TARGET), decoder_drafter())
+    params = SamplingParams(max_tokens=15, seed=2)
+    prompts = [Request((i,), params) for i in (1, 2)]
+    with served.running(prompts) as texts:
+        served.engine.step()
+        with pytest.raises(KeyboardInterrupt):
+            served.engine.step()
+        while not served.engine.settled(texts):
+            served.engine.step()
+        made = [[t for delta in text.outbox for t in delta.token_ids] for text in texts]
+    assert made == decoder(None, TARGET).generate_batch([[1], [2]], 15, seed=2)
+
+
+def test_conditional_rates_count_only_what_was_drafted() -> None:
+    metrics = SpeculativeMetrics()
+    for _ in range(9):
+        metrics.record_round(drafted=1, accepted=1, committed=2)
+    metrics.record_round(drafted=2, accepted=2, committed=3)
+    assert metrics.conditional_acceptance_per_pos == [1.0, 1.0]
+    assert metrics.acceptance_per_pos == [1.0, 1.0]
