@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -212,12 +213,12 @@ def _plain(rule: str, p: Model, seed: int) -> Text:
     return plain_greedy(p, LENGTH) if rule == "greedy" else plain_seeded(p, seed, LENGTH)
 
 
-class _Shifted(CoupledRule):
+class _Shifted(CoupledRule, ABC):
     """Coupled with the noise of row i moved by `shift`."""
 
+    @abstractmethod
     def shift(self, draft: ChainDraft, noise: RoundNoise, row: int) -> Tensor:
         """What is added to the anchor of row `row`, besides nothing."""
-        raise NotImplementedError
 
     def verify(self, draft: ChainDraft, target_BTV: Tensor, noise: RoundNoise) -> Verdict:
         """Row by row at the shifted anchors."""

@@ -5,10 +5,9 @@ Any text comes back unchanged: there is no normaliser, and the 256 bytes are in 
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_ID = 0
@@ -55,8 +54,3 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_positions: int) -> No
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The bare tokenizer of a checkpoint folder."""
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
-
-
-def load_pretrained_tokenizer(folder: Path) -> Any:
-    """The same tokenizer as transformers presents it."""
-    return AutoTokenizer.from_pretrained(folder)

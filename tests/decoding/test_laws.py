@@ -167,7 +167,9 @@ def test_controls_that_are_off_sort_nothing(monkeypatch: pytest.MonkeyPatch):
     for step in ("_top_k", "_top_p", "_min_p"):
         monkeypatch.setattr(laws, step, refuse)
     logits = torch.randn(3, 8)
-    processed_probs(logits, torch.tensor([1.0, 0.0, 0.5]), torch.tensor([0, 8, 9]))
+    probs = processed_probs(logits, torch.tensor([1.0, 0.0, 0.5]), torch.tensor([0, 8, 9]))
+    torch.testing.assert_close(probs[0], logits[0].softmax(-1))
+    torch.testing.assert_close(probs[2], (2 * logits[2]).softmax(-1))
 
 
 def test_forms_of_law_agree_with_tables():

@@ -389,5 +389,6 @@ def test_conditional_rates_count_only_what_was_drafted() -> None:
     for _ in range(9):
         metrics.record_round(drafted=1, accepted=1, committed=2)
     metrics.record_round(drafted=2, accepted=2, committed=3)
-    assert metrics.conditional_acceptance_per_pos == [1.0, 1.0]
-    assert metrics.acceptance_per_pos == [1.0, 1.0]
+    metrics.record_round(drafted=2, accepted=0, committed=1)
+    assert metrics.conditional_acceptance_per_pos == [10 / 11, 1.0]
+    assert metrics.acceptance_per_pos == [10 / 11, 0.5]
