@@ -13,7 +13,7 @@ from torch import Tensor
 from outrider import noise
 from outrider.certify import reference
 from outrider.certify.reference import IN_LAW, Noise, Outcome, Round
-from outrider.decoding import RULES, ChainDraft, Draws, Law, RoundNoise, Rule
+from outrider.decoding import RULES, Draft, Draws, Law, RoundNoise, Rule, TargetLaws
 from outrider.decoding.theory import LawRow, Number
 
 MARGIN = 1e-6
@@ -85,8 +85,8 @@ def compare(
     columns = [draws.draw(law.select(everyone * depth + i), i, everyone) for i in range(depth)]
     tokens_BK = torch.stack(columns, 1) if columns else torch.zeros(rounds, 0, dtype=torch.int64)
     handed = None if form == "point" else law
-    draft = ChainDraft(tokens_BK, batch.lengths_B, handed)
-    verdict = production.verify(draft, p_BTV, batch.noise)
+    draft = Draft.chain(tokens_BK, batch.lengths_B, handed)
+    verdict = production.verify(draft, TargetLaws(p_BTV), batch.noise)
     q_BKV = (
         law.table(width).reshape(rounds, depth, width).numpy() if form == "point" else batch.q_BKV
     )

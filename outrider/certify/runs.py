@@ -15,8 +15,21 @@ from outrider import noise
 from outrider.certify import pairs, reference
 from outrider.certify.enumerate import Text, target_law
 from outrider.certify.pairs import Pair
-from outrider.decoding import RULES, ChainDraft, Draws, Law, RoundNoise, Rule, Verdict, theory
-from outrider.decoding.rules import CoupledRule, GreedyRule, while_equal
+from outrider.decoding import (
+    RULES,
+    Draft,
+    Draws,
+    Law,
+    RoundNoise,
+    Rule,
+    TargetLaws,
+    TargetRows,
+    Verdict,
+    theory,
+)
+from outrider.decoding.rules.base import while_equal
+from outrider.decoding.rules.coupled import CoupledRule
+from outrider.decoding.rules.greedy import GreedyRule
 from outrider.decoding.sampling import gumbel_race
 from outrider.decoding.theory import LawRow, Model
 
@@ -45,8 +58,8 @@ def write(
         round_noise = RoundNoise(key[open_], torch.zeros_like(anchors), anchors)
         depths = [min(depth, length - len(text) - 1) for text in here]
         draft = _draft(rule, q, here, depths, round_noise)
-        chains = [row[:n] for row, n in zip(draft.tokens_BK.tolist(), depths, strict=True)]
-        verdict = rule.verify(draft, _target_rows(p, here, chains), round_noise)
+        chains = [row[:n] for row, n in zip(draft.tree.tokens_BN.tolist(), depths, strict=True)]
+        verdict = rule.verify(draft, TargetLaws(_target_rows(p, here, chains)), round_noise)
         decided = zip(
             open_, chains, verdict.num_accepted_B.tolist(), verdict.token_B.tolist(), strict=True
         )
@@ -60,7 +73,7 @@ def write(
 
 def _draft(
     rule: Rule, q: Model, texts: list[Text], depths: list[int], round_noise: RoundNoise
-) -> ChainDraft:
+) -> Draft:
     """Chains of `depths[b]` tokens, drawn where the engine draws them."""
     width, deepest = len(q(())), max(depths)
     draws = Draws(rule, round_noise)
@@ -75,7 +88,7 @@ def _draft(
         for b in going.tolist():
             grown[b] = (*grown[b], int(tokens[b, i]))
     law = Law.dense(laws.view(-1, width)) if deepest else None
-    return ChainDraft(tokens, torch.tensor(depths), law)
+    return Draft.chain(tokens, torch.tensor(depths), law)
 
 
 def _target_rows(p: Model, texts: list[Text], chains: list[list[int]]) -> Tensor:
@@ -217,14 +230,15 @@ class _Shifted(CoupledRule, ABC):
     """Coupled with the noise of row i moved by `shift`."""
 
     @abstractmethod
-    def shift(self, draft: ChainDraft, noise: RoundNoise, row: int) -> Tensor:
+    def shift(self, draft: Draft, noise: RoundNoise, row: int) -> Tensor:
         """What is added to the anchor of row `row`, besides nothing."""
 
-    def verify(self, draft: ChainDraft, target_BTV: Tensor, noise: RoundNoise) -> Verdict:
+    def verify(self, draft: Draft, target: TargetRows, noise: RoundNoise) -> Verdict:
         """Row by row at the shifted anchors."""
+        target_BTV = _whole(target)
         rows = [
             gumbel_race(
-                target_BTV[:, i].masked_fill((i > draft.lengths_B)[:, None], 0),
+                target_BTV[:, i].masked_fill((i > draft.tree.counts_B)[:, None], 0),
                 None,
                 noise.seed_B,
                 noise.sample_B,
@@ -238,28 +252,29 @@ class _Shifted(CoupledRule, ABC):
 class _KeyedByRound(_Shifted):
     """noise of every row keyed by the round's anchor."""
 
-    def shift(self, draft: ChainDraft, noise: RoundNoise, row: int) -> Tensor:
+    def shift(self, draft: Draft, noise: RoundNoise, row: int) -> Tensor:
         return torch.zeros_like(noise.anchor_B)
 
 
 class _KeyedByNode(_Shifted):
     """noise keyed by the node's index in the round, not by position."""
 
-    def shift(self, draft: ChainDraft, noise: RoundNoise, row: int) -> Tensor:
+    def shift(self, draft: Draft, noise: RoundNoise, row: int) -> Tensor:
         return row - noise.anchor_B
 
 
 class _KeyedByDraftLength(_Shifted):
     """noise keyed by the end of the draft."""
 
-    def shift(self, draft: ChainDraft, noise: RoundNoise, row: int) -> Tensor:
-        return draft.lengths_B - row
+    def shift(self, draft: Draft, noise: RoundNoise, row: int) -> Tensor:
+        return draft.tree.counts_B - row
 
 
 class _LastOfEquals(GreedyRule):
     """the highest id of several likeliest tokens."""
 
-    def verify(self, draft: ChainDraft, target_BTV: Tensor, noise: RoundNoise) -> Verdict:
+    def verify(self, draft: Draft, target: TargetRows, noise: RoundNoise) -> Verdict:
+        target_BTV = _whole(target)
         last = target_BTV.shape[2] - 1
         return while_equal(draft, last - target_BTV.flip(-1).argmax(-1))
 
@@ -267,19 +282,27 @@ class _LastOfEquals(GreedyRule):
 class _KeepsOneMore(GreedyRule):
     """one drafted token more than agrees is kept."""
 
-    def verify(self, draft: ChainDraft, target_BTV: Tensor, noise: RoundNoise) -> Verdict:
-        right = super().verify(draft, target_BTV, noise)
-        kept = torch.minimum(right.num_accepted_B + 1, draft.lengths_B)
-        own = target_BTV.argmax(-1)
-        return Verdict(kept, own.gather(1, kept[:, None]).squeeze(1))
+    def verify(self, draft: Draft, target: TargetRows, noise: RoundNoise) -> Verdict:
+        right = super().verify(draft, target, noise)
+        kept = torch.minimum(right.num_accepted_B + 1, draft.tree.counts_B)
+        own = _whole(target).argmax(-1)
+        token_B = own.gather(1, kept[:, None]).squeeze(1)
+        return Verdict.of_chain(kept, token_B, draft.tree.num_nodes)
 
 
 class _Lenient(GreedyRule):
     """a drafted token half as likely as the likeliest is kept."""
 
-    def verify(self, draft: ChainDraft, target_BTV: Tensor, noise: RoundNoise) -> Verdict:
-        own, depth = target_BTV.argmax(-1), draft.tokens_BK.shape[1]
-        chosen = target_BTV[:, :depth].gather(2, draft.tokens_BK[:, :, None]).squeeze(2)
+    def verify(self, draft: Draft, target: TargetRows, noise: RoundNoise) -> Verdict:
+        target_BTV = _whole(target)
+        own, depth = target_BTV.argmax(-1), draft.tree.num_nodes
+        chosen = target_BTV[:, :depth].gather(2, draft.tree.tokens_BN[:, :, None]).squeeze(2)
         near = chosen * 2 >= target_BTV[:, :depth].amax(-1)
-        own[:, :depth] = torch.where(near, draft.tokens_BK, own[:, :depth])
+        own[:, :depth] = torch.where(near, draft.tree.tokens_BN, own[:, :depth])
         return while_equal(draft, own)
+
+
+def _whole(target: TargetRows) -> Tensor:
+    """The table `[B, T, V]`."""
+    num_texts, num_rows, width = target.shape
+    return target.probs(torch.arange(num_texts * num_rows)).view(num_texts, num_rows, width)

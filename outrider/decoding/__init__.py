@@ -3,10 +3,12 @@
 Everything here is pure: no state, no device choice, and chance is passed in as noise addresses.
 """
 
-from outrider.decoding.chain import ChainDraft, RoundNoise, Verdict
+from outrider.decoding.draft import Draft, Kind, RoundNoise, Verdict
 from outrider.decoding.draw import Draws
 from outrider.decoding.laws import Law, check_logits, processed_probs
+from outrider.decoding.rows import TargetLaws, TargetLogits, TargetRows
 from outrider.decoding.rules import RULES, Rule
+from outrider.decoding.rules.base import chain_probs
 from outrider.decoding.verify import (
     Verification,
     accept,
@@ -21,15 +23,20 @@ from outrider.decoding.verify import (
 
 __all__ = [
     "RULES",
-    "ChainDraft",
+    "Draft",
     "Draws",
+    "Kind",
     "Law",
     "RoundNoise",
     "Rule",
+    "TargetLaws",
+    "TargetLogits",
+    "TargetRows",
     "Verdict",
     "Verification",
     "accept",
     "adjusted_distribution",
+    "chain_probs",
     "check_logits",
     "compute_acceptance_probs",
     "compute_expected_tokens",

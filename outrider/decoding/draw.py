@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outrider.decoding.chain import RoundNoise
+from outrider.decoding.draft import RoundNoise
 from outrider.decoding.laws import Law
 from outrider.decoding.rules import Rule
 

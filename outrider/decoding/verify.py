@@ -14,9 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider import noise
-from outrider.decoding.chain import ChainDraft
+from outrider.decoding.draft import Draft, RoundNoise
 from outrider.decoding.laws import Law
-from outrider.decoding.rules import BlockRule, GreedyRule, RoundNoise, TokenRule
+from outrider.decoding.rows import TargetLaws
+from outrider.decoding.rules.block import BlockRule
+from outrider.decoding.rules.greedy import GreedyRule
+from outrider.decoding.rules.token import TokenRule
 from outrider.decoding.sampling import inverse_cdf
 from outrider.errors import (
     DegenerateDistribution,
@@ -129,12 +132,12 @@ def verify_speculative_tokens(
     address = check_seed(seed), index >> 34, noise.STREAM_VERIFY, 0
     uniform_BT = noise.uniforms(*address, index & (2**34 - 1)).to(target_BTV.device)
     law = None if draft_BKV is None else Law.dense(draft_BKV.reshape(-1, target_BTV.shape[2]))
-    draft = ChainDraft(tokens_BK, lengths_B, law)
+    draft = Draft.chain(tokens_BK, lengths_B, law)
     if isinstance(sifter, GreedyRule):
         nowhere = RoundNoise(lengths_B, lengths_B, lengths_B)
-        verdict = sifter.verify(draft, target_BTV, nowhere)
+        verdict = sifter.verify(draft, TargetLaws(target_BTV), nowhere)
         return _verification(draft, verdict.num_accepted_B, verdict.token_B)
-    sifted = sifter.sift(draft, target_BTV, uniform_BT[:, :depth])
+    sifted = sifter.sift(draft, TargetLaws(target_BTV), uniform_BT[:, :depth])
     token_B = inverse_cdf(sifted.weights_BV, uniform_BT[:, depth])
     return _verification(draft, sifted.num_accepted_B, token_B)
 
@@ -280,9 +283,9 @@ def check_seed(seed: int) -> int:
     return number
 
 
-def _verification(draft: ChainDraft, num_accepted_B: Tensor, token_B: Tensor) -> Verification:
-    chains, counts = draft.tokens_BK.tolist(), num_accepted_B.tolist()
-    lengths = draft.lengths_B.tolist()
+def _verification(draft: Draft, num_accepted_B: Tensor, token_B: Tensor) -> Verification:
+    chains, counts = draft.tree.tokens_BN.tolist(), num_accepted_B.tolist()
+    lengths = draft.tree.counts_B.tolist()
     return Verification(
         num_accepted=num_accepted_B,
         bonus_token=token_B,

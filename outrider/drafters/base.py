@@ -13,7 +13,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from outrider.decoding import ChainDraft
+from outrider.decoding import Draft
 from outrider.models.protocol import Rng
 from outrider.sequence import Sequence
 
@@ -29,11 +29,11 @@ class RoundDraws(Protocol):
         """
         ...
 
-    def drawn(self) -> ChainDraft:
+    def drawn(self) -> Draft:
         """Everything sampled this round, with its laws."""
         ...
 
-    def points(self, tokens: Sequenced[Sequenced[int]]) -> ChainDraft:
+    def points(self, tokens: Sequenced[Sequenced[int]]) -> Draft:
         """A draft of certain tokens, one list per sequence, possibly empty."""
         ...
 
@@ -43,7 +43,7 @@ class RoundDraws(Protocol):
 
     def trusted(
         self, tokens: Sequenced[Sequenced[int]], logprobs: Sequenced[Sequenced[Tensor] | None]
-    ) -> ChainDraft:
+    ) -> Draft:
         """A foreign drafter's tokens with the laws `[V]` it reports; None = point masses."""
         ...
 
@@ -61,7 +61,7 @@ class Drafter(ABC):
     @abstractmethod
     def propose(
         self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws
-    ) -> ChainDraft:
+    ) -> Draft:
         """At most `depths[b]` tokens after each text."""
 
     def commit(self, text: Sequence, accepted: int) -> None:

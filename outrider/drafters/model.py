@@ -7,7 +7,7 @@ from collections.abc import Sequence as Sequenced
 
 import torch
 
-from outrider.decoding import ChainDraft
+from outrider.decoding import Draft
 from outrider.drafters.base import Drafter, RoundDraws
 from outrider.models.base import Rows, Target
 from outrider.sequence import Sequence
@@ -31,7 +31,7 @@ class ModelDrafter(Drafter):
 
     def propose(
         self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws
-    ) -> ChainDraft:
+    ) -> Draft:
         """Draws up to `depths[b]` tokens after each text, one forward per depth for all of them."""
         limit = self.model.max_length
         depths = [

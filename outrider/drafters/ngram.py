@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Sequenced
 
-from outrider.decoding import ChainDraft
+from outrider.decoding import Draft
 from outrider.drafters.base import Drafter, RoundDraws
 from outrider.errors import InvalidConfig
 from outrider.sequence import Sequence
@@ -72,7 +72,7 @@ class NgramDrafter(Drafter):
 
     def propose(
         self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws
-    ) -> ChainDraft:
+    ) -> Draft:
         """The continuation of the most recent earlier occurrence, or nothing."""
         return draws.points(
             [self._follow(text, depth) for text, depth in zip(texts, depths, strict=True)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Sequenced
 
-from outrider.decoding import ChainDraft
+from outrider.decoding import Draft
 from outrider.drafters.base import Drafter, RoundDraws
 from outrider.sequence import Sequence
 
@@ -16,6 +16,6 @@ class NoDrafter(Drafter):
 
     def propose(
         self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws
-    ) -> ChainDraft:
+    ) -> Draft:
         """An empty draft."""
         return draws.points([()] * len(texts))

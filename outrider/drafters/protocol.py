@@ -7,7 +7,7 @@ from collections.abc import Sequence as Sequenced
 
 from torch import Tensor
 
-from outrider.decoding import ChainDraft
+from outrider.decoding import Draft
 from outrider.drafters.base import Drafter, RoundDraws
 from outrider.errors import (
     DegenerateDistribution,
@@ -45,7 +45,7 @@ class ProtocolDrafter(Drafter):
 
     def propose(
         self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws
-    ) -> ChainDraft:
+    ) -> Draft:
         """The models' own draws, checked in length, width and range."""
         tokens: list[Sequenced[int]] = []
         laws: list[Sequenced[Tensor] | None] = []

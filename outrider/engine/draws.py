@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from outrider import noise
-from outrider.decoding import ChainDraft, Draws, Law, RoundNoise, Rule, check_logits
+from outrider.decoding import Draft, Draws, Law, RoundNoise, Rule, check_logits
 from outrider.engine.controls import Controls
 
 
@@ -55,12 +55,12 @@ class GroupDraws:
         usable = check_logits(logits_nV)
         return logits_nV if usable.all() else logits_nV.masked_fill(~usable[:, None], 0.0)
 
-    def drawn(self) -> ChainDraft:
+    def drawn(self) -> Draft:
         """The chains sampled this round and, where the rule needs them, their laws."""
         lengths, tokens_BK = _padded(self._tokens)
         if not self._rule.needs_probs or tokens_BK.shape[1] == 0:
-            return ChainDraft(tokens_BK, lengths, None)
-        return ChainDraft(tokens_BK, lengths, Law.dense(self._stacked(tokens_BK.shape[1])))
+            return Draft.chain(tokens_BK, lengths, None)
+        return Draft.chain(tokens_BK, lengths, Law.dense(self._stacked(tokens_BK.shape[1])))
 
     def _stacked(self, depth: int) -> Tensor:
         first = next(laws[0] for laws in self._laws if laws)
@@ -69,14 +69,14 @@ class GroupDraws:
             [row for laws in self._laws for row in laws + [filler] * (depth - len(laws))]
         )
 
-    def points(self, tokens: Sequenced[Sequenced[int]]) -> ChainDraft:
+    def points(self, tokens: Sequenced[Sequenced[int]]) -> Draft:
         """A draft of certain tokens."""
         lengths, tokens_BK = _padded(tokens)
-        return ChainDraft(tokens_BK, lengths, None)
+        return Draft.chain(tokens_BK, lengths, None)
 
     def trusted(
         self, tokens: Sequenced[Sequenced[int]], logprobs: Sequenced[Sequenced[Tensor] | None]
-    ) -> ChainDraft:
+    ) -> Draft:
         """A foreign drafter's chains; a text whose laws are None drafted point masses."""
         if all(rows is None for rows in logprobs) or not self._rule.needs_probs:
             return self.points(tokens)

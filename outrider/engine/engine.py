@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import torch
 
-from outrider.decoding import RULES, ChainDraft, Verdict
+from outrider.decoding import RULES, Draft, Verdict
 from outrider.drafters.base import Drafter
 from outrider.drafters.none import NoDrafter
 from outrider.engine.draws import GroupDraws
@@ -85,9 +85,9 @@ class Engine:
             lap("draft_s")
             scores = score(self.target, group, draft, self._chunk)
             lap("score_s")
-            laws_BTV = scores.laws(group)
-            verdict = group.rule.verify(draft, laws_BTV, noise_B)
-            alphas_B = alphas(group, draft, laws_BTV, verdict)
+            laws = scores.laws(group)
+            verdict = group.rule.verify(draft, laws, noise_B)
+            alphas_B = alphas(group, draft, laws, verdict)
             lap("verify_s")
             self._commit(group, draft, scores, verdict, alphas_B)
             self._emit(group)
@@ -112,13 +112,13 @@ class Engine:
     def _commit(
         self,
         group: Group,
-        draft: ChainDraft,
+        draft: Draft,
         scores: Scores,
         verdict: Verdict,
         alphas_B: list[float],
     ) -> None:
         """Settles what each text keeps, and moves the caches after it."""
-        chains, drafted = draft.tokens_BK.tolist(), draft.lengths_B.tolist()
+        chains, drafted = draft.tree.tokens_BN.tolist(), draft.tree.counts_B.tolist()
         accepted, extra = verdict.num_accepted_B.tolist(), verdict.token_B.tolist()
         for b, text in enumerate(group.texts):
             assert text.handle is not None

@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 from outrider import noise
-from outrider.decoding import ChainDraft, RoundNoise, Rule, Verdict, check_logits
+from outrider.decoding import (
+    Draft,
+    RoundNoise,
+    Rule,
+    TargetLaws,
+    TargetRows,
+    Verdict,
+    chain_probs,
+    check_logits,
+)
 from outrider.drafters.base import Drafter
 from outrider.engine.controls import Controls
 from outrider.errors import NonFinite
@@ -51,8 +60,8 @@ class Scores:
     usable_R: Tensor
     counts: list[int]
 
-    def laws(self, group: Group) -> Tensor:
-        """What the rule reads, padded to `[B, T, V]`: laws, or logits where order suffices."""
+    def laws(self, group: Group) -> TargetRows:
+        """What the rule reads: laws, or logits where order suffices."""
         owners = [b for b, count in enumerate(self.counts) for _ in range(count)]
         ahead = [i for count in self.counts for i in range(count)]
         rows_RV = group.controls.masked(self.logits_RV, owners, ahead)
@@ -63,7 +72,7 @@ class Scores:
             rows_RV = rows_RV.masked_fill(~self.usable_R[:, None], 0.0)
         if group.rule.needs_probs:
             rows_RV = group.controls.probs(rows_RV, owners)
-        return _padded(rows_RV, self.counts)
+        return TargetLaws(_padded(rows_RV, self.counts))
 
     def broken(self, text: int, accepted: int) -> NonFinite | None:
         """The error of a text whose walk met a row that is no law."""
@@ -77,29 +86,27 @@ class Scores:
         )
 
 
-def alphas(group: Group, draft: ChainDraft, laws_BTV: Tensor, verdict: Verdict) -> list[float]:
+def alphas(group: Group, draft: Draft, laws: TargetRows, verdict: Verdict) -> list[float]:
     """min(1, p(x)/q(x)) summed over each text's tested tokens: those whose prefix was accepted."""
-    tokens_BK, depth = draft.tokens_BK, draft.tokens_BK.shape[1]
+    depth = draft.tree.num_nodes
     if depth == 0 or not group.rule.needs_probs:
         # One-hot laws: the ratio is 1 where a token was kept and 0 where it was not.
         return [float(count) for count in verdict.num_accepted_B.tolist()]
-    draft = draft.to(laws_BTV.device)
-    tokens_BK = draft.tokens_BK
-    index_K = torch.arange(depth, device=laws_BTV.device)
-    accepted_B1 = verdict.num_accepted_B[:, None]
-    ratio_BK = laws_BTV[:, :depth].gather(2, tokens_BK[:, :, None]).squeeze(2).double()
-    if draft.law is not None:
-        q_BK = draft.law.prob_of(tokens_BK.flatten()).view_as(ratio_BK)
-        ratio_BK = torch.where(q_BK > 0, ratio_BK / q_BK, ratio_BK > 0).clamp(max=1.0)
-    tested_BK = (index_K <= accepted_B1) & (index_K < draft.lengths_B[:, None])
+    draft = draft.to(laws.device)
+    p_BK, q_BK = chain_probs(draft, laws)
+    ratio_BK = torch.where(q_BK > 0, p_BK / q_BK, p_BK > 0).clamp(max=1.0)
+    index_K = torch.arange(depth, device=laws.device)
+    tested_BK = (index_K <= verdict.num_accepted_B[:, None]) & draft.tree.is_node()
     return torch.where(tested_BK, ratio_BK, 0.0).sum(1).tolist()
 
 
-def score(target: Target, group: Group, draft: ChainDraft, chunk: int) -> Scores:
+def score(target: Target, group: Group, draft: Draft, chunk: int) -> Scores:
     """Reads what each text has pending and drafted in one pass; long prompts go in chunks."""
     chains = [
         row[:length]
-        for row, length in zip(draft.tokens_BK.tolist(), draft.lengths_B.tolist(), strict=True)
+        for row, length in zip(
+            draft.tree.tokens_BN.tolist(), draft.tree.counts_B.tolist(), strict=True
+        )
     ]
     handles: list[int] = []
     pieces: list[list[int]] = []

@@ -10,15 +10,19 @@ from outrider.certify import pairs, reference, runs
 from outrider.certify.paths import FORMS, PathCount, compare
 from outrider.decoding import (
     RULES,
-    ChainDraft,
+    Draft,
     Draws,
     Law,
     RoundNoise,
+    TargetLaws,
+    TargetRows,
     Verdict,
-    rules,
     theory,
 )
-from outrider.decoding.rules import BlockRule, Sifted, TokenRule
+from outrider.decoding.rules import base
+from outrider.decoding.rules.base import Rule, Sifted
+from outrider.decoding.rules.block import BlockRule
+from outrider.decoding.rules.token import TokenRule
 from outrider.decoding.sampling import gumbel_race, inverse_cdf
 
 
@@ -30,8 +34,8 @@ def noise_of(num_texts: int, seed: int = 0, anchor: int = 5) -> RoundNoise:
     )
 
 
-def verify(rule: str, draft: ChainDraft, target: torch.Tensor, seed: int = 0) -> Verdict:
-    return RULES[rule].verify(draft, target, noise_of(len(target), seed))
+def verify(rule: str, draft: Draft, target: torch.Tensor, seed: int = 0) -> Verdict:
+    return RULES[rule].verify(draft, TargetLaws(target), noise_of(len(target), seed))
 
 
 def laws(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -51,24 +55,24 @@ def test_production_is_the_reference_path_by_path(rule: str, dtype: torch.dtype,
 
 
 class _NotScaled(BlockRule):
-    def sift(self, draft: ChainDraft, target_BTV: torch.Tensor, tests_BK: torch.Tensor) -> Sifted:
-        kept = super().sift(draft, target_BTV, tests_BK).num_accepted_B
-        return rules._sifted(draft, target_BTV, kept, None)
+    def sift(self, draft: Draft, target: TargetRows, tests_BK: torch.Tensor) -> Sifted:
+        kept = super().sift(draft, target, tests_BK).num_accepted_B
+        return base.left_over(draft, target, kept, None)
 
 
 class _FirstToFail(BlockRule):
-    def sift(self, draft: ChainDraft, target_BTV: torch.Tensor, tests_BK: torch.Tensor) -> Sifted:
-        return TokenRule().sift(draft, target_BTV, tests_BK)
+    def sift(self, draft: Draft, target: TargetRows, tests_BK: torch.Tensor) -> Sifted:
+        return TokenRule().sift(draft, target, tests_BK)
 
 
 class _WholeTarget(TokenRule):
-    def sift(self, draft: ChainDraft, target_BTV: torch.Tensor, tests_BK: torch.Tensor) -> Sifted:
-        kept = super().sift(draft, target_BTV, tests_BK).num_accepted_B
-        return Sifted(kept, target_BTV[torch.arange(len(kept)), kept])
+    def sift(self, draft: Draft, target: TargetRows, tests_BK: torch.Tensor) -> Sifted:
+        kept = super().sift(draft, target, tests_BK).num_accepted_B
+        return Sifted(kept, target.probs(base.first_rows(target) + kept))
 
 
 @pytest.mark.parametrize("mutant", [_NotScaled(), _FirstToFail(), _WholeTarget()])
-def test_a_mutant_leaves_the_path(mutant: rules.Rule):
+def test_a_mutant_leaves_the_path(mutant: Rule):
     count = PathCount(mutant.name)
     for seed in range(4):
         count.add(compare(mutant.name, seed, 400, "dense", torch.float64, mutant))
@@ -86,8 +90,8 @@ def test_sun_toy_keeps_what_theory_says(rule: str, mean: float):
     law = Law.dense(torch.tensor([2 / 3, 1 / 3]).expand(2 * rounds, 2))
     draws, everyone = Draws(RULES[rule], chance), torch.arange(rounds)
     tokens = torch.stack([draws.draw(law.select(2 * everyone + i), i, everyone) for i in (0, 1)], 1)
-    draft = ChainDraft(tokens, torch.full((rounds,), 2), law)
-    kept = RULES[rule].verify(draft, target, chance).num_accepted_B.double()
+    draft = Draft.chain(tokens, torch.full((rounds,), 2), law)
+    kept = RULES[rule].verify(draft, TargetLaws(target), chance).num_accepted_B.double()
     error = 5 * float(kept.std()) / rounds**0.5
     assert float(kept.mean()) == pytest.approx(mean, abs=error)
     assert error < 1 / 27
@@ -104,13 +108,13 @@ def test_texts_over_several_rounds_have_the_target_law(rule: str):
 
 
 class _WholeTargetBlock(BlockRule):
-    def sift(self, draft: ChainDraft, target_BTV: torch.Tensor, tests_BK: torch.Tensor) -> Sifted:
-        kept = super().sift(draft, target_BTV, tests_BK).num_accepted_B
-        return Sifted(kept, target_BTV[torch.arange(len(kept)), kept])
+    def sift(self, draft: Draft, target: TargetRows, tests_BK: torch.Tensor) -> Sifted:
+        kept = super().sift(draft, target, tests_BK).num_accepted_B
+        return Sifted(kept, target.probs(base.first_rows(target) + kept))
 
 
 @pytest.mark.parametrize("mutant", [_WholeTargetBlock(), _WholeTarget()])
-def test_a_mutant_fails_the_chi_square(mutant: rules.Rule):
+def test_a_mutant_fails_the_chi_square(mutant: Rule):
     pair = pairs.fixed("three", [1, 2, 3], [3, 2, 1], 3, 4)
     written = runs.write(mutant, pair.target, pair.draft, range(4000), 3, 4)
     assert runs.surprise(written.texts, pair.target, 4) > 4.5
@@ -136,11 +140,11 @@ def test_seeded_rules_write_the_plain_text():
 @pytest.mark.parametrize("rule", list(RULES))
 def test_rows_of_a_batch_are_what_they_are_alone(rule: str):
     target, draft_law, tokens, lengths = _ragged(6)
-    whole = verify(rule, ChainDraft(tokens, lengths, draft_law), target)
+    whole = verify(rule, Draft.chain(tokens, lengths, draft_law), target)
     for b in range(6):
         n = int(lengths[b])
         rows = torch.arange(n) + 3 * b
-        alone = ChainDraft(tokens[b : b + 1, :n], lengths[b : b + 1], draft_law.select(rows))
+        alone = Draft.chain(tokens[b : b + 1, :n], lengths[b : b + 1], draft_law.select(rows))
         verdict = verify(rule, alone, target[b : b + 1, : n + 1], seed=b)
         assert verdict.num_accepted_B[0] == whole.num_accepted_B[b]
         assert verdict.token_B[0] == whole.token_B[b]
@@ -149,14 +153,14 @@ def test_rows_of_a_batch_are_what_they_are_alone(rule: str):
 @pytest.mark.parametrize("rule", list(RULES))
 def test_padding_is_not_read(rule: str):
     target, draft_law, tokens, lengths = _ragged(40)
-    draft = ChainDraft(tokens, lengths, draft_law)
+    draft = Draft.chain(tokens, lengths, draft_law)
     before = verify(rule, draft, target)
     beyond = torch.arange(3) >= lengths[:, None]
     junk = target.clone()
     junk[:, 1:][beyond] = laws(int(beyond.sum()), target.shape[2], seed=9)
     probs = draft_law.probs.clone()
     probs[beyond.flatten()] = 0
-    other = ChainDraft(tokens.masked_fill(beyond, 0), lengths, Law.dense(probs))
+    other = Draft.chain(tokens.masked_fill(beyond, 0), lengths, Law.dense(probs))
     after = verify(rule, other, junk)
     assert torch.equal(before.num_accepted_B, after.num_accepted_B)
     assert torch.equal(before.token_B, after.token_B)
@@ -171,14 +175,14 @@ def _ragged(num_texts: int) -> tuple[torch.Tensor, Law, torch.Tensor, torch.Tens
 @pytest.mark.parametrize("rule", list(RULES))
 def test_without_a_draft_it_is_plain_decoding(rule: str):
     target = laws(50, 1, 9)
-    none = ChainDraft(
+    none = Draft.chain(
         torch.zeros(50, 0, dtype=torch.int64), torch.zeros(50, dtype=torch.int64), None
     )
     verdict = verify(rule, none, target)
     assert verdict.num_accepted_B.tolist() == [0] * 50
     if rule == "greedy":
         assert torch.equal(verdict.token_B, target[:, 0].argmax(-1))
-    empty = ChainDraft(
+    empty = Draft.chain(
         torch.zeros(0, 2, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), None
     )
     assert len(verify(rule, empty, target[:0].expand(0, 3, 9)).token_B) == 0
@@ -193,7 +197,7 @@ def test_one_hot_laws_come_out_right(rule: str, form: str):
     target, q = torch.eye(4)[own], torch.eye(4)[tokens].view(9, 4)
     law = Law.dense(q) if form == "dense" else None
     for seed in range(20):
-        verdict = verify(rule, ChainDraft(tokens, torch.full((3,), 3), law), target, seed)
+        verdict = verify(rule, Draft.chain(tokens, torch.full((3,), 3), law), target, seed)
         assert verdict.num_accepted_B.tolist() == [3, 1, 0]
         assert verdict.token_B.tolist() == [3, 0, 2]
 
@@ -202,10 +206,10 @@ def test_one_hot_laws_come_out_right(rule: str, form: str):
 def test_a_forbidden_token_never_stays(rule: str):
     """Not even at u = 0."""
     target = torch.tensor([[[0.0, 1.0], [0.5, 0.5]]])
-    draft = ChainDraft(
+    draft = Draft.chain(
         torch.tensor([[0]]), torch.tensor([1]), Law.dense(torch.tensor([[1.0, 0.0]]))
     )
-    sifted = RULES[rule].sift(draft, target, torch.zeros(1, 1, dtype=torch.float64))  # type: ignore[attr-defined]
+    sifted = RULES[rule].sift(draft, TargetLaws(target), torch.zeros(1, 1, dtype=torch.float64))  # type: ignore[attr-defined]
     assert sifted.num_accepted_B.tolist() == [0]
     assert inverse_cdf(sifted.weights_BV, torch.zeros(1)).tolist() == [1]
 
@@ -214,7 +218,7 @@ def test_a_forbidden_token_never_stays(rule: str):
 @pytest.mark.parametrize(("p", "kept"), [(0.25, 1), (0.0, 0)])
 def test_where_q_is_zero_the_target_decides(rule: str, p: float, kept: int):
     target = torch.tensor([[[p, 1 - p], [0.5, 0.5]]])
-    draft = ChainDraft(
+    draft = Draft.chain(
         torch.tensor([[0]]), torch.tensor([1]), Law.dense(torch.tensor([[0.0, 1.0]]))
     )
     for seed in range(10):
@@ -226,22 +230,22 @@ def test_equal_laws_are_always_kept(rule: str):
     target = laws(300, 4, 5)
     tokens = target[:, :3].argmax(-1)
     law = Law.dense(target[:, :3].reshape(-1, 5))
-    verdict = verify(rule, ChainDraft(tokens, torch.full((300,), 3), law), target)
+    verdict = verify(rule, Draft.chain(tokens, torch.full((300,), 3), law), target)
     assert verdict.num_accepted_B.tolist() == [3] * 300
 
 
 def test_an_empty_residual_leaves_the_target():
     """Only rounding refuses a token of equal laws; what is added then follows the target."""
     target = laws(1, 2, 5)
-    draft = ChainDraft(torch.tensor([[1]]), torch.tensor([1]), Law.dense(target[:, 0]))
-    sifted = TokenRule().sift(draft, target, torch.ones(1, 1, dtype=torch.float64))
+    draft = Draft.chain(torch.tensor([[1]]), torch.tensor([1]), Law.dense(target[:, 0]))
+    sifted = TokenRule().sift(draft, TargetLaws(target), torch.ones(1, 1, dtype=torch.float64))
     assert sifted.num_accepted_B.tolist() == [0]
     torch.testing.assert_close(sifted.weights_BV, target[:, 0])
 
 
 def test_ties_go_to_the_lowest_id():
     target = torch.tensor([[[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]]])
-    draft = ChainDraft(torch.tensor([[1]]), torch.tensor([1]), None)
+    draft = Draft.chain(torch.tensor([[1]]), torch.tensor([1]), None)
     verdict = verify("greedy", draft, target)
     assert (verdict.num_accepted_B.tolist(), verdict.token_B.tolist()) == ([1], [0])
     assert RULES["greedy"].draw(Law.dense(target[0]), noise_of(2), 0).tolist() == [1, 0]
@@ -256,8 +260,11 @@ def test_block_keeps_at_least_what_token_keeps():
     tokens = torch.stack(
         [draws.draw(law.select(3 * everyone + i), i, everyone) for i in range(3)], 1
     )
-    draft = ChainDraft(tokens, torch.full((20_000,), 3), law)
-    by = {r: RULES[r].verify(draft, target, chance).num_accepted_B.double().mean() for r in RULES}
+    draft = Draft.chain(tokens, torch.full((20_000,), 3), law)
+    by = {
+        r: RULES[r].verify(draft, TargetLaws(target), chance).num_accepted_B.double().mean()
+        for r in RULES
+    }
     assert by["block"] > by["token"] + 0.01 > by["match"]
 
 

@@ -1,0 +1,226 @@
+"""What a verification rule is, and what rules share.
+
+Rules are objects without state. Chance comes from the round's noise addresses: node j is drawn on
+stream DRAFT at index j and tested on ACCEPT at index j, the added token is drawn on EXTRA. Single
+numbers are multiplied in float64, where products of float32 numbers are exact; rows keep their
+dtype.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from outrider import noise
+from outrider.decoding.draft import Draft, Kind, RoundNoise, Verdict
+from outrider.decoding.laws import Law
+from outrider.decoding.rows import TargetRows
+from outrider.decoding.sampling import inverse_cdf
+from outrider.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int64
+
+Guarantee = Literal["seed", "law", "surrogate"]
+"""What the text is: that of plain decoding with the same seed (`seed`), distributed as the
+target's (`law`), or distributed as a declared law near the target's (`surrogate`: lossy)."""
+
+ALL_KINDS = frozenset(Kind)
+
+
+class Rule(ABC):
+    """Decides how much of each draft stays, and which one token the target adds.
+
+    Attributes:
+        name: what it is called in the registry.
+        source: where it was published.
+        guarantee: what holds of the text it lets through.
+        trees: whether it verifies trees; where not, chains alone.
+        kinds: how nodes may have been drawn.
+        reads: whether it reads the target's rows along the path it walks, or all of them.
+        needs_probs: whether target rows must be laws; where not, scores of the same order will do.
+        needs_draft_law: whether the draft's laws enter the decision.
+    """
+
+    name: str
+    source: str
+    guarantee: Guarantee = "law"
+    trees: bool = False
+    kinds: frozenset[Kind] = ALL_KINDS
+    reads: Literal["path", "all"] = "path"
+    needs_probs: bool = True
+    needs_draft_law: bool = False
+
+    @property
+    def seeded(self) -> bool:
+        """Whether the text is a function of seed and target, the same as without speculation."""
+        return self.guarantee == "seed"
+
+    @abstractmethod
+    def verify(self, draft: Draft, target: TargetRows, noise: RoundNoise) -> Verdict:
+        """The decision on B drafts; rows past a draft's last node are not read.
+
+        It stands on the target's device, wherever draft and noise are.
+
+        Raises:
+            InvalidConfig: a draft this rule cannot verify.
+        """
+
+    def draw(self, law: Law, noise_n: RoundNoise, index: int) -> Int64[Tensor, " n"]:
+        """Drafted token `index` of n sequences, drawn from `law` the way this rule wants drafts."""
+        uniform = noise.uniforms53(
+            noise_n.seed_B, noise_n.sample_B, noise.STREAM_DRAFT, noise_n.anchor_B, index
+        )
+        column = inverse_cdf(law.probs, uniform)
+        return column if law.ids is None else law.ids.gather(1, column[:, None]).squeeze(1)
+
+    def check(self, draft: Draft) -> None:
+        """Raises InvalidConfig for a draft this rule cannot verify."""
+        if not self.trees and not draft.tree.is_chain:
+            raise InvalidConfig(
+                f"rule={self.name!r} verifies chains, and the draft is a tree; draft a chain, or "
+                "take a rule for trees"
+            )
+        if not draft.kinds <= self.kinds:
+            wrong = ", ".join(kind.name for kind in sorted(draft.kinds - self.kinds))
+            raise InvalidConfig(
+                f"rule={self.name!r} does not verify nodes drawn {wrong}; it takes "
+                f"{', '.join(kind.name for kind in sorted(self.kinds))}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Sifted:
+    """Tokens kept `[B]` and the unnormalised law `[B, V]` of the token to add."""
+
+    num_accepted_B: Tensor
+    weights_BV: Tensor
+
+
+class ChainRejection(Rule):
+    """Rules that test the tokens of chains with uniforms and draw what is left of the target."""
+
+    needs_draft_law = True
+
+    @abstractmethod
+    def sift(self, draft: Draft, target: TargetRows, tests_BK: Float[Tensor, "B K"]) -> Sifted:
+        """How many tokens stay under the uniforms `tests_BK`, and what the target adds."""
+
+    def verify(self, draft: Draft, target: TargetRows, noise: RoundNoise) -> Verdict:
+        """Tests on stream ACCEPT, draw i for token i; the added token on EXTRA, index 0."""
+        self.check(draft)
+        draft = draft.to(target.device)
+        depth = draft.tree.num_nodes
+        sifted = self.sift(draft, target, test_uniforms(noise, depth).to(target.device))
+        token_B = inverse_cdf(sifted.weights_BV, extra_uniforms(noise))
+        return Verdict.of_chain(sifted.num_accepted_B, token_B, depth)
+
+
+def test_uniforms(round_noise: RoundNoise, num_nodes: int) -> Tensor:
+    """Uniforms `[B, N]` of the accept tests."""
+    return noise.uniforms(
+        round_noise.seed_B[:, None],
+        round_noise.sample_B[:, None],
+        noise.STREAM_ACCEPT,
+        round_noise.anchor_B[:, None],
+        torch.arange(num_nodes, device=round_noise.seed_B.device),
+    )
+
+
+def extra_uniforms(round_noise: RoundNoise, index: Tensor | int = 0) -> Tensor:
+    """Uniforms of the added token: `[B]`, or `[B, T]` for a tensor of T indices."""
+    parts = round_noise.seed_B, round_noise.sample_B, round_noise.anchor_B
+    seed, sample, anchor = (p[:, None] for p in parts) if isinstance(index, Tensor) else parts
+    return noise.uniforms53(seed, sample, noise.STREAM_EXTRA, anchor, index)
+
+
+def first_rows(target: TargetRows) -> Tensor:
+    """Flat rows of the roots, `[B]`."""
+    num_texts, num_rows, _ = target.shape
+    return torch.arange(num_texts, device=target.device) * num_rows
+
+
+def all_rows(target: TargetRows) -> Tensor:
+    """Every flat row, `[B, T]`."""
+    num_texts, num_rows, _ = target.shape
+    return torch.arange(num_texts * num_rows, device=target.device).view(num_texts, num_rows)
+
+
+def run_length(passed_BK: Tensor) -> Tensor:
+    """Number of leading True entries per row."""
+    return passed_BK.to(torch.int64).cumprod(1).sum(1)
+
+
+def chain_probs(draft: Draft, target: TargetRows) -> tuple[Tensor, Tensor]:
+    """p and q of every drafted token of chains, `[B, K]` float64; padding has any numbers."""
+    tokens_BK = draft.tree.tokens_BN
+    at_BK = all_rows(target)[:, : tokens_BK.shape[1]]
+    p_BK = target.prob_of(at_BK.flatten(), tokens_BK.flatten()).view_as(tokens_BK)
+    if draft.law is None:
+        return p_BK, torch.ones_like(p_BK)
+    return p_BK, draft.law.prob_of(tokens_BK.flatten()).view_as(tokens_BK).double()
+
+
+def left_over(
+    draft: Draft, target: TargetRows, num_accepted_B: Tensor, b_BT: Tensor | None
+) -> Sifted:
+    """The target's row after the kept tokens, less the draft's law where a token was refused."""
+    weights_BV = target.probs(first_rows(target) + num_accepted_B)
+    refused = (num_accepted_B < draft.tree.counts_B).nonzero().squeeze(1)
+    if len(refused) == 0:
+        return Sifted(num_accepted_B, weights_BV)
+    at = num_accepted_B[refused]
+    rows = weights_BV[refused]
+    scaled = rows if b_BT is None else b_BT[refused, at].to(rows.dtype)[:, None] * rows
+    left = excess(draft, refused * draft.tree.num_nodes + at, scaled)
+    # No mass is left only where rounding refused a token of equal laws.
+    weights_BV = weights_BV.to(left.dtype)
+    weights_BV[refused] = torch.where(left.sum(-1, keepdim=True) > 0, left, rows.to(left.dtype))
+    return Sifted(num_accepted_B, weights_BV)
+
+
+def excess(draft: Draft, places: Tensor, weights_nV: Tensor) -> Tensor:
+    """`max(0, weights - q)` at the flat places of tokens of chains."""
+    law = draft.law
+    tokens = draft.tree.tokens_BN.flatten()
+    drawn_from = Law.point(tokens[places]) if law is None else law.select(places)
+    return drawn_from.excess(weights_nV)
+
+
+def while_equal(draft: Draft, target_tokens_BT: Tensor) -> Verdict:
+    """Walks down while a child bears the target's own token, and adds the target's next."""
+    draft = draft.to(target_tokens_BT.device)
+    if draft.tree.is_chain:
+        depth = draft.tree.num_nodes
+        equal_BK = target_tokens_BT[:, :depth] == draft.tree.tokens_BN
+        num_accepted_B = run_length(equal_BK & draft.tree.is_node())
+        token_B = target_tokens_BT.gather(1, num_accepted_B[:, None]).squeeze(1)
+        return Verdict.of_chain(num_accepted_B, token_B, depth)
+    return walk(draft, target_tokens_BT)
+
+
+def walk(draft: Draft, target_tokens_BT: Tensor) -> Verdict:
+    """`while_equal` on trees."""
+    tree = draft.tree
+    children_BTW = tree.children()
+    # Row 0 is nobody's child: its token is never compared where the table says 0.
+    tokens_BT = torch.nn.functional.pad(tree.tokens_BN, (1, 0), value=-1)
+    at_B = torch.zeros_like(tree.counts_B)
+    going_B = torch.ones_like(at_B, dtype=torch.bool)
+    path: list[Tensor] = []
+    for _ in range(tree.depth):
+        kids_BW = children_BTW[torch.arange(len(at_B), device=at_B.device), at_B]
+        own_B1 = target_tokens_BT.gather(1, at_B[:, None])
+        equal_BW = (tokens_BT.gather(1, kids_BW) == own_B1) & (kids_BW > 0)
+        going_B = going_B & equal_BW.any(1)
+        # The first of equal siblings is the one taken.
+        next_B = kids_BW.gather(1, equal_BW.byte().argmax(1, keepdim=True)).squeeze(1)
+        at_B = torch.where(going_B, next_B, at_B)
+        path.append(torch.where(going_B, next_B, 0))
+    path_BD = torch.stack(path, 1) if path else at_B.new_zeros(len(at_B), 0)
+    token_B = target_tokens_BT.gather(1, at_B[:, None]).squeeze(1)
+    return Verdict((path_BD > 0).sum(1), token_B, path_BD)

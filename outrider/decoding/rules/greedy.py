@@ -1,0 +1,30 @@
+"""`greedy`: drafted tokens stay while they are the target's argmax."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from outrider.decoding.draft import Draft, RoundNoise, Verdict
+from outrider.decoding.laws import Law
+from outrider.decoding.rows import TargetRows
+from outrider.decoding.rules.base import Rule, all_rows, while_equal
+
+
+class GreedyRule(Rule):
+    """Drafted tokens stay while they are the target's argmax, the lowest id of several."""
+
+    name = "greedy"
+    source = "Stern, Shazeer, Uszkoreit, NeurIPS 2018, arXiv 1811.03115; trees: SpecInfer"
+    guarantee = "seed"
+    trees = True
+    reads = "path"
+    needs_probs = False
+
+    def verify(self, draft: Draft, target: TargetRows, noise: RoundNoise) -> Verdict:
+        """No noise is read."""
+        at_BT = all_rows(target)
+        return while_equal(draft, target.argmax(at_BT.flatten()).view_as(at_BT))
+
+    def draw(self, law: Law, noise_n: RoundNoise, index: int) -> Tensor:
+        """The law's likeliest token."""
+        return law.argmax()

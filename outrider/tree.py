@@ -1,0 +1,230 @@
+"""Token trees: what was drafted, who follows whom; a chain is a tree.
+
+Row 0 of a tree is its root, the text as it stands; node j, counted from 0, is row j + 1. A parent
+is named by its row and stands before its children; siblings stand in the order in which they were
+drawn and are tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from outrider.errors import DraftShapeMismatch
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Int64
+
+MAX_BITS = 64
+"""Nodes an ancestor bitmask has room for."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTree:
+    """B token trees, padded to N nodes.
+
+    Attributes:
+        tokens_BN: int64; entries from `counts_B` on are padding, any valid token.
+        parents_BN: int64 rows, `parents[b, j] <= j`; padding may hold any such row.
+        counts_B: int64, nodes of each tree, 0 to N.
+        depth: the most nodes on any path, known without reading a tensor.
+        width: the most children of any row, likewise; 1 means that every tree is a chain whose
+            node j has parent j.
+    """
+
+    tokens_BN: Int64[Tensor, "B N"]
+    parents_BN: Int64[Tensor, "B N"]
+    counts_B: Int64[Tensor, " B"]
+    depth: int
+    width: int
+
+    @classmethod
+    def chain(cls, tokens_BK: Int64[Tensor, "B K"], lengths_B: Int64[Tensor, " B"]) -> TokenTree:
+        """Each token follows the one before it."""
+        num_texts, depth = tokens_BK.shape
+        parents_BK = torch.arange(depth, device=tokens_BK.device).expand(num_texts, depth)
+        return cls(tokens_BK, parents_BK, lengths_B, depth, 1)
+
+    @classmethod
+    def of(cls, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> TokenTree:
+        """Trees of plain lists, one list of tokens and one of parent rows per text.
+
+        Raises:
+            DraftShapeMismatch: lists of different lengths, or a parent that does not stand before
+                its child.
+        """
+        for b, (row, above) in enumerate(zip(tokens, parents, strict=True)):
+            if len(row) != len(above):
+                raise DraftShapeMismatch(
+                    f"tree {b} has {len(row)} tokens and {len(above)} parents; give one parent "
+                    "row per token"
+                )
+            for j, parent in enumerate(above):
+                if not 0 <= parent <= j:
+                    raise DraftShapeMismatch(
+                        f"tree {b}: node {j} has parent row {parent}; rows 0 (the root) to {j} "
+                        "stand before it"
+                    )
+        num_nodes = max(map(len, tokens), default=0)
+
+        def padded(rows: Sequence[Sequence[int]]) -> Tensor:
+            full = [[*row, *[0] * (num_nodes - len(row))] for row in rows]
+            return torch.tensor(full, dtype=torch.int64).reshape(len(full), num_nodes)
+
+        counts = torch.tensor([len(row) for row in tokens], dtype=torch.int64)
+        depth = max((_depth(above) for above in parents), default=0)
+        width = max((max(map(above.count, above), default=0) for above in parents), default=0)
+        chains = all(list(above) == list(range(len(above))) for above in parents)
+        # Chains are told apart by their layout: padding follows it too.
+        if chains:
+            return cls.chain(padded(tokens), counts)
+        return cls(padded(tokens), padded(parents), counts, depth, max(2, width))
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether node j follows node j - 1 in every tree."""
+        return self.width <= 1
+
+    @property
+    def num_nodes(self) -> int:
+        """N, padding included."""
+        return self.tokens_BN.shape[1]
+
+    def to(self, device: torch.device) -> TokenTree:
+        """The same trees on a device."""
+        tokens_BN, parents_BN = self.tokens_BN.to(device), self.parents_BN.to(device)
+        return TokenTree(tokens_BN, parents_BN, self.counts_B.to(device), self.depth, self.width)
+
+    def is_node(self) -> Bool[Tensor, "B N"]:
+        """Which entries are nodes and no padding."""
+        index = torch.arange(self.num_nodes, device=self.tokens_BN.device)
+        return index < self.counts_B[:, None]
+
+    def depths(self) -> Int64[Tensor, "B T"]:
+        """Tokens on the path to each row: 0 for the root. Added to the anchor it is a position."""
+        depths_BT = self._row_zero(torch.int64)
+        for _ in range(self.depth):
+            above_BN = depths_BT.gather(1, self.parents_BN)
+            depths_BT = torch.nn.functional.pad(above_BN + 1, (1, 0))
+        return depths_BT
+
+    def ranks(self) -> Int64[Tensor, "B N"]:
+        """Each node's place among its siblings, from 0."""
+        same_BNN = self.parents_BN[:, :, None] == self.parents_BN[:, None, :]
+        earlier = torch.ones_like(same_BNN[0]).tril(-1)
+        return (same_BNN & earlier & self.is_node()[:, None, :]).sum(2)
+
+    def children(self) -> Int64[Tensor, "B T W"]:
+        """Rows of each row's children in drawing order, 0 where there are no more."""
+        num_texts, num_nodes = self.tokens_BN.shape
+        num_rows, width = num_nodes + 1, max(1, self.width)
+        rows_BN = torch.arange(1, num_rows, device=self.tokens_BN.device).expand(num_texts, -1)
+        # Padding is written behind the table and cut off.
+        places_BN = torch.where(
+            self.is_node(), self.parents_BN * width + self.ranks(), num_rows * width
+        )
+        table = rows_BN.new_zeros(num_texts, num_rows * width + 1)
+        return table.scatter_(1, places_BN, rows_BN)[:, :-1].view(num_texts, num_rows, width)
+
+    def ancestors(self) -> Int64[Tensor, "B N"]:
+        """One bitmask per node: bit i is set where node i is on its path, itself included.
+
+        Raises:
+            DraftShapeMismatch: more than 64 nodes.
+        """
+        if self.num_nodes > MAX_BITS:
+            raise DraftShapeMismatch(
+                f"a tree of {self.num_nodes} nodes; an ancestor bitmask has room for {MAX_BITS}: "
+                "draft fewer"
+            )
+        own_N = torch.ones_like(self.parents_BN[0]) << torch.arange(
+            self.num_nodes, device=self.parents_BN.device
+        )
+        masks_BT = self._row_zero(torch.int64)
+        for _ in range(self.depth):
+            masks_BT = torch.nn.functional.pad(masks_BT.gather(1, self.parents_BN) | own_N, (1, 0))
+        return masks_BT[:, 1:]
+
+    def paths(self) -> list[list[tuple[int, ...]]]:
+        """For each tree the rows from below the root to each leaf, leaves in order of their row."""
+        rows = zip(self.parents_BN.tolist(), self.counts_B.tolist(), strict=True)
+        return [_paths(parents[:count]) for parents, count in rows]
+
+    def _row_zero(self, dtype: torch.dtype) -> Tensor:
+        size = len(self.tokens_BN), self.num_nodes + 1
+        return torch.zeros(size, dtype=dtype, device=self.tokens_BN.device)
+
+
+def full(branch_factor: int, depth: int) -> tuple[int, ...]:
+    """Parent rows of the tree in which every row above `depth` has `branch_factor` children."""
+    parents: list[int] = []
+    level = [0]
+    for _ in range(depth):
+        grown = [row for row in level for _ in range(branch_factor)]
+        level = list(range(len(parents) + 1, len(parents) + 1 + len(grown)))
+        parents += grown
+    return tuple(parents)
+
+
+def from_paths(
+    paths: Sequence[Sequence[int]], *, merge: bool
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Tokens and parent rows of the tree of some paths, in the paths' order.
+
+    With `merge` common prefixes become one path; without it every path stands for itself, as
+    rules need that count drawn duplicates (`merge=True` is right for certain tokens, for `match`,
+    `greedy` and `coupled`).
+    """
+    tokens: list[int] = []
+    parents: list[int] = []
+    known: dict[tuple[int, int], int] = {}
+    for path in paths:
+        row = 0
+        for token in path:
+            place = known.get((row, token)) if merge else None
+            if place is None:
+                tokens.append(token)
+                parents.append(row)
+                place = len(tokens)
+                known[row, token] = place
+            row = place
+    return tuple(tokens), tuple(parents)
+
+
+def best_first(values: Sequence[float], parents: Sequence[int], num_nodes: int) -> tuple[int, ...]:
+    """The `num_nodes` nodes of highest value that hang together with the root, in node order.
+
+    A node counts with the least value on its path, so that a child never stands without its
+    parent; among equals the earlier node is taken.
+    """
+    along: list[float] = []
+    for value, parent in zip(values, parents, strict=True):
+        along.append(value if parent == 0 else min(value, along[parent - 1]))
+    order = sorted(range(len(along)), key=lambda j: (-along[j], j))
+    return tuple(sorted(order[:num_nodes]))
+
+
+def _depth(parents: Sequence[int]) -> int:
+    depths = [0]
+    for parent in parents:
+        depths.append(depths[parent] + 1)
+    return max(depths)
+
+
+def _paths(parents: Sequence[int]) -> list[tuple[int, ...]]:
+    inner = set(parents)
+    found: list[tuple[int, ...]] = []
+    for row in range(1, len(parents) + 1):
+        if row in inner:
+            continue
+        path: list[int] = []
+        at = row
+        while at:
+            path.append(at)
+            at = parents[at - 1]
+        found.append(tuple(reversed(path)))
+    return found
