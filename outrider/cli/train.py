@@ -25,6 +25,9 @@ def train_lm(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start anew instead of resuming the run in the folder.")
     ] = False,
+    device: Annotated[
+        str, typer.Option(help="Where to train: auto (the GPU where there is one), cpu, cuda.")
+    ] = "auto",
 ) -> int:
     """Train the language model of a recipe, or distil the draft model of one.
 
@@ -40,7 +43,12 @@ def train_lm(
     with _Bar() as bar:
         try:
             outcome = run_recipe(
-                recipe, out=out, resume=not fresh, max_minutes=max_minutes, progress=bar.step
+                recipe,
+                out=out,
+                resume=not fresh,
+                max_minutes=max_minutes,
+                device=device,
+                progress=bar.step,
             )
         except KeyboardInterrupt:
             bar.note("interrupted; the same command resumes from the last saved state")

@@ -67,7 +67,9 @@ class Distillation:
         variation = 0.0
         for tokens_BT in batches:
             share = tokens_BT.numel() / total
-            divergence, tv = distances(self._target, model, tokens_BT)
+            device = model.lm_head.weight.device
+            with forward.mixed(self._recipe.train, device):
+                divergence, tv = distances(self._target, model, tokens_BT.to(device))
             (share * (divergence + self._tv_weight(step) * tv)).backward()
             variation += share * tv.item()
         return variation

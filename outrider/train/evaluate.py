@@ -91,5 +91,5 @@ def agreement(
 
 def _laws(model: Any, text_BT: torch.Tensor, count: int) -> torch.Tensor:
     """Next-token laws `[B, N, V]` before each of the last `count` tokens."""
-    h_BTD, _ = forward.hidden_states(model, text_BT)
+    h_BTD, _ = forward.hidden_states(model, text_BT.to(model.lm_head.weight.device))
     return forward.logits(model, h_BTD[:, -count - 1 : -1]).softmax(-1)

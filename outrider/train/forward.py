@@ -5,10 +5,19 @@ the steps apart.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from outrider.train.recipe import TrainRecipe
+
+
+def mixed(recipe: TrainRecipe, device: torch.device) -> AbstractContextManager[Any]:
+    """Within, products are taken in the recipe's precision."""
+    low = recipe.precision != "float32"
+    return torch.autocast(device.type, getattr(torch, recipe.precision) if low else None, low)
 
 
 def hidden_states(
@@ -21,7 +30,7 @@ def hidden_states(
     """Hidden states `[B, T, D]` before the final norm, and those after `exit_layer` layers."""
     body: Any = model.model
     h_BTD = body.embed_tokens(tokens_BT)
-    positions_1T = torch.arange(tokens_BT.size(1)).unsqueeze(0)
+    positions_1T = torch.arange(tokens_BT.size(1), device=tokens_BT.device).unsqueeze(0)
     rotary = body.rotary_emb(h_BTD, positions_1T)
     early_BTD: Tensor | None = None
     for i, layer in enumerate(body.layers):
@@ -35,9 +44,9 @@ def hidden_states(
 
 
 def logits(model: nn.Module, h_BTD: Tensor) -> Tensor:
-    """Logits `[B, T, V]` through the shared final norm and head."""
+    """Logits `[B, T, V]` in float32 through the shared final norm and head."""
     whole: Any = model
-    return whole.lm_head(whole.model.norm(h_BTD))
+    return whole.lm_head(whole.model.norm(h_BTD)).float()
 
 
 def dropout_probabilities(layers: int, largest: float) -> list[float]:

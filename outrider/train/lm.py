@@ -35,6 +35,7 @@ class LanguageModelling:
         """Add one step's gradients; the loss returned is that without the early exit."""
         run = self._recipe.train
         context = context_at(step, run)
+        device = model.lm_head.weight.device
         inputs_BT, targets_BT = self._stream.rows(step, run.batch_tokens, context)
         rows = max(1, run.micro_tokens // context)
         micro = list(zip(inputs_BT.split(rows), targets_BT.split(rows), strict=True))
@@ -53,13 +54,17 @@ class LanguageModelling:
             # the layers.
             exit_layer = int(torch.randint(1, layers, (), generator=draw)) if layers > 1 else 1
             with_exit = i == 0 and run.exit_weight > 0 and depth == layers > 1
-            h_BTD, early_BTD = forward.hidden_states(
-                model, x_BT, skipped=skipped, exit_layer=exit_layer if with_exit else None
-            )
-            loss = next_token_loss(model, h_BTD, y_BT)
-            total += loss.item() / len(micro)
-            if early_BTD is not None:
-                loss = loss + run.exit_weight * next_token_loss(model, early_BTD, y_BT)
+            with forward.mixed(run, device):
+                h_BTD, early_BTD = forward.hidden_states(
+                    model,
+                    x_BT.to(device),
+                    skipped=skipped,
+                    exit_layer=exit_layer if with_exit else None,
+                )
+                loss = next_token_loss(model, h_BTD, y_BT)
+                total += loss.item() / len(micro)
+                if early_BTD is not None:
+                    loss = loss + run.exit_weight * next_token_loss(model, early_BTD, y_BT)
             (loss / len(micro)).backward()
         return total
 
@@ -77,7 +82,8 @@ class LanguageModelling:
 
 def next_token_loss(model: Any, h_BTD: Tensor, targets_BT: Tensor) -> Tensor:
     """Mean cross entropy in nats of the targets under the head's law."""
-    return F.cross_entropy(forward.logits(model, h_BTD).flatten(0, 1), targets_BT.flatten())
+    logits_RV = forward.logits(model, h_BTD).flatten(0, 1)
+    return F.cross_entropy(logits_RV, targets_BT.flatten().to(logits_RV.device))
 
 
 def held_out_perplexity(model: Any, held_out: TokenStream, context: int) -> float:
@@ -89,8 +95,9 @@ def held_out_perplexity(model: Any, held_out: TokenStream, context: int) -> floa
 @torch.no_grad()
 def perplexity(model: Any, inputs_BT: Tensor, targets_BT: Tensor) -> float:
     """Exp of the mean negative log-likelihood of the targets."""
+    device = model.lm_head.weight.device
     losses = [
-        next_token_loss(model, forward.hidden_states(model, x_BT)[0], y_BT)
+        next_token_loss(model, forward.hidden_states(model, x_BT.to(device))[0], y_BT)
         for x_BT, y_BT in zip(inputs_BT.split(4), targets_BT.split(4), strict=True)
     ]
     sizes = [len(x_BT) for x_BT in inputs_BT.split(4)]

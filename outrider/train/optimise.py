@@ -22,7 +22,12 @@ class Optimisers:
                 vectors.append(parameter)
             else:
                 (embeddings if "embed" in name else matrices).append(parameter)
-        muon = Muon(matrices, recipe.matrix_rate, weight_decay=recipe.weight_decay)
+        muon = Muon(
+            matrices,
+            recipe.matrix_rate,
+            weight_decay=recipe.weight_decay,
+            dtype=getattr(torch, recipe.precision),
+        )
         groups = [(vectors, recipe.vector_rate), (embeddings, recipe.embedding_rate)]
         adam = torch.optim.AdamW(
             [{"params": p, "lr": rate} for p, rate in groups if p],

@@ -66,5 +66,4 @@ def config_of(shape: ModelRecipe, vocab_size: int) -> dict[str, Any]:
         "tie_word_embeddings": shape.tied,
         "bos_token_id": END_OF_TEXT_ID,
         "eos_token_id": END_OF_TEXT_ID,
-        "pad_token_id": END_OF_TEXT_ID,
     }

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 
 from outrider.errors import InvalidConfig
 
+PRECISIONS = ("float32", "bfloat16")
+PRECISIONS_SAID = " or ".join(PRECISIONS)
+
 
 @dataclass(frozen=True, slots=True)
 class CorpusRecipe:
@@ -83,6 +86,8 @@ class TrainRecipe:
     adds nothing until it is trained, so the model that grows predicts what it predicted; few layers
     learn the same first things from three times as many tokens in the same time. Empty: all layers
     from the start.
+
+    `precision` is that of the products; parameters, losses and optimiser states are float32 always.
     """
 
     tokens: int
@@ -100,6 +105,7 @@ class TrainRecipe:
     growth: tuple[tuple[int, int], ...] = ()
     layer_dropout: float = 0.1
     exit_weight: float = 0.2
+    precision: str = "float32"
     threads: int = 2
 
     def __post_init__(self) -> None:
@@ -120,6 +126,7 @@ class TrainRecipe:
         for name in ("decay_fraction", "long_fraction", "layer_dropout"):
             value_f: float = getattr(self, name)
             _require(0.0 <= value_f <= 1.0, f"train.{name}", value_f, "between 0 and 1")
+        _require(self.precision in PRECISIONS, "train.precision", self.precision, PRECISIONS_SAID)
 
     @property
     def steps(self) -> int:

@@ -4,6 +4,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from outrider.errors import InvalidConfig
 from outrider.models.bundled import bundled_path
 from outrider.models.checkpoint import load_llama, save_llama
@@ -40,22 +42,26 @@ def run_recipe(
     out: str | Path,
     resume: bool = True,
     max_minutes: float | None = None,
+    device: str = "auto",
     progress: ProgressCallback | None = None,
 ) -> Outcome:
     """Train what the recipe describes and write a checkpoint folder to `out`.
 
+    `device` is what torch calls it; `auto` is the GPU where there is one, else the CPU.
     The state of the run lives in `out/training` and is resumed from there unless `resume` is False.
     When `max_minutes` are over first, the state is saved and nothing else is written.
     """
     path = recipe_path(path_or_name)
     recipe = load_recipe(path)
+    place = pick_device(device)
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     if recipe.distil is not None:
         _copy_tokenizer(folder.parent / recipe.distil.target, folder)
     prepared = prepare(recipe, folder, path.parent / recipe.corpus.manifest)
     model = build_model(recipe, prepared.tokenizer.get_vocab_size())
-    objective = _objective(recipe, prepared, model, folder)
+    objective = _objective(recipe, prepared, model, folder, place)
+    model.to(place)
     outcome = train(
         model,
         objective,
@@ -66,17 +72,29 @@ def run_recipe(
         progress=progress,
     )
     if outcome.finished:
-        save_llama(model, folder)
+        save_llama(model.cpu(), folder)
     return outcome
 
 
-def _objective(recipe: Recipe, prepared: Prepared, model: Any, folder: Path) -> Objective:
+def pick_device(name: str) -> torch.device:
+    """The device of that name; InvalidConfig where this machine has none."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise InvalidConfig(f"device {name!r} is not to be had: {error}; give cpu") from error
+
+
+def _objective(
+    recipe: Recipe, prepared: Prepared, model: Any, folder: Path, device: torch.device
+) -> Objective:
     """What the run minimises; the model gets the start that the recipe says."""
     if recipe.model.bigram_start:
         start_from_bigrams(model, prepared.train, END_OF_TEXT_ID, recipe.seed)
     if recipe.distil is None:
         return LanguageModelling(recipe, prepared.train, prepared.held_out, END_OF_TEXT_ID)
-    target = load_llama(folder.parent / recipe.distil.target)
+    target = load_llama(folder.parent / recipe.distil.target).to(device)
     return Distillation(recipe, target, prepared.train, prepared.held_out, END_OF_TEXT_ID)
 
 

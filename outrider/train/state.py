@@ -27,7 +27,7 @@ def save_state(folder: Path, state: dict[str, Any]) -> None:
 def load_state(folder: Path) -> dict[str, Any] | None:
     """The last state of a run, or None where there is none."""
     path = folder / STATE_FILE
-    return torch.load(path, weights_only=True) if path.is_file() else None
+    return torch.load(path, map_location="cpu", weights_only=True) if path.is_file() else None
 
 
 def fingerprint(recipe: Recipe) -> dict[str, Any]:

@@ -14,11 +14,13 @@ def continue_rows(
 
     Rows marked in `greedy_B` take the likeliest token, the others a token drawn at temperature 1.
     """
+    device = model.lm_head.weight.device
     tokens_BT = prompts_BT
     read_BT, cache = prompts_BT, None
     for _ in range(count):
-        out = model(read_BT, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        cache, logits_BV = out.past_key_values, out.logits[:, -1]
+        out = model(read_BT.to(device), past_key_values=cache, use_cache=True, logits_to_keep=1)
+        # What is drawn is drawn on the host, where the generator is.
+        cache, logits_BV = out.past_key_values, out.logits[:, -1].cpu()
         drawn_B = torch.multinomial(logits_BV.softmax(-1), 1, generator=draw).squeeze(1)
         read_BT = torch.where(greedy_B, logits_BV.argmax(-1), drawn_B).unsqueeze(1)
         tokens_BT = torch.cat([tokens_BT, read_BT], dim=1)

@@ -18,6 +18,7 @@ from outrider.train import forward, loop
 from outrider.train.bigram import start_from_bigrams
 from outrider.train.distil import distances
 from outrider.train.prepare import build_model
+from outrider.train.run import pick_device
 from outrider.train.state import load_state
 from tests.train.train_recipes import RECIPE, train_draft, train_lm
 
@@ -48,6 +49,28 @@ def test_equal_recipes_give_equal_bits_and_another_seed_does_not(folder: Path) -
     train_lm(folder, "other", dataclasses.replace(RECIPE, seed=8))
     name = "lm_head.weight"
     assert not torch.equal(weights(folder / "whole")[name], weights(folder / "other")[name])
+
+
+def test_products_in_bfloat16_learn_the_same_and_again_the_same(folder: Path) -> None:
+    half = dataclasses.replace(RECIPE.train, precision="bfloat16")
+    recipe = dataclasses.replace(RECIPE, train=half)
+    for run in ("half", "half again"):
+        train_lm(folder, run, recipe)
+    assert_equal_weights(folder / "half", folder / "half again")
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert not torch.equal(weights(folder / "half")[name], weights(folder / "whole")[name])
+    losses = [load_state(folder / run)["history"] for run in ("half", "whole")]  # type: ignore[index]
+    for (step, low), (_, high) in zip(*losses, strict=True):
+        assert low == pytest.approx(high, abs=0.1), step
+    assert weights(folder / "half")[name].dtype == torch.float32
+
+
+def test_a_precision_or_device_that_is_none_is_named() -> None:
+    with pytest.raises(InvalidConfig, match=r"train.precision is float8; give float32 or bfloat16"):
+        dataclasses.replace(RECIPE.train, precision="float8")
+    with pytest.raises(InvalidConfig, match=r"device 'abacus' is not to be had: .*; give cpu"):
+        pick_device("abacus")
+    assert pick_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def test_training_leaves_the_global_generator_alone(folder: Path) -> None:
