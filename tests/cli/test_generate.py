@@ -98,6 +98,8 @@ def test_control_c_ends_cleanly_with_the_text_so_far(model: str) -> None:
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # A suite that runs in the background of a shell ignores SIGINT, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
