@@ -115,7 +115,8 @@ class TokenTree:
     def ranks(self) -> Int64[Tensor, "B N"]:
         """Each node's place among its siblings, from 0."""
         same_BNN = self.parents_BN[:, :, None] == self.parents_BN[:, None, :]
-        earlier = torch.ones_like(same_BNN[0]).tril(-1)
+        size = self.num_nodes, self.num_nodes
+        earlier = torch.ones(size, dtype=torch.bool, device=same_BNN.device).tril(-1)
         return (same_BNN & earlier & self.is_node()[:, None, :]).sum(2)
 
     def children(self) -> Int64[Tensor, "B T W"]:
@@ -141,9 +142,8 @@ class TokenTree:
                 f"a tree of {self.num_nodes} nodes; an ancestor bitmask has room for {MAX_BITS}: "
                 "draft fewer"
             )
-        own_N = torch.ones_like(self.parents_BN[0]) << torch.arange(
-            self.num_nodes, device=self.parents_BN.device
-        )
+        index_N = torch.arange(self.num_nodes, device=self.parents_BN.device)
+        own_N = torch.ones_like(index_N) << index_N
         masks_BT = self._row_zero(torch.int64)
         for _ in range(self.depth):
             masks_BT = torch.nn.functional.pad(masks_BT.gather(1, self.parents_BN) | own_N, (1, 0))

@@ -7,7 +7,7 @@ from outrider.decoding.draft import Draft, Kind, RoundNoise, Verdict
 from outrider.decoding.draw import Draws
 from outrider.decoding.laws import Law, check_logits, processed_probs
 from outrider.decoding.rows import TargetLaws, TargetLogits, TargetRows
-from outrider.decoding.rules import RULES, Rule
+from outrider.decoding.rules import LOSSY, RULES, Rule, rule_named
 from outrider.decoding.rules.base import chain_probs
 from outrider.decoding.verify import (
     Verification,
@@ -20,8 +20,10 @@ from outrider.decoding.verify import (
     sample_index,
     verify_speculative_tokens,
 )
+from outrider.decoding.verify_trees import TreeVerification, verify_token_trees
 
 __all__ = [
+    "LOSSY",
     "RULES",
     "Draft",
     "Draws",
@@ -32,6 +34,7 @@ __all__ = [
     "TargetLaws",
     "TargetLogits",
     "TargetRows",
+    "TreeVerification",
     "Verdict",
     "Verification",
     "accept",
@@ -42,7 +45,9 @@ __all__ = [
     "compute_expected_tokens",
     "processed_probs",
     "resample_from_adjusted_target",
+    "rule_named",
     "sample_from_logprobs",
     "sample_index",
     "verify_speculative_tokens",
+    "verify_token_trees",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +15,11 @@ if TYPE_CHECKING:
 
 # Candidates looked at first when a nucleus has to be found in a wide row.
 _NUCLEUS_GUESS = 256
+
+
+def fused(device: torch.device) -> bool:
+    """Whether Triton's bodies work there: on a GPU, where Triton is installed."""
+    return device.type == "cuda" and find_spec("triton") is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +60,8 @@ class Law:
     def select(self, rows: Tensor) -> Law:
         """The laws of `rows`, in their order."""
         rows = rows.to(self.probs.device)
-        return Law(self.probs[rows], None if self.ids is None else self.ids[rows])
+        ids = None if self.ids is None else self.ids.index_select(0, rows)
+        return Law(self.probs.index_select(0, rows), ids)
 
     def prob_of(self, tokens_R: Int64[Tensor, " R"]) -> Float[Tensor, " R"]:
         """The probability of one token per row."""
@@ -70,6 +77,36 @@ class Law:
         minus_RM = -self.probs.to(dtype)
         return weights_RV.to(dtype).scatter_add(1, self.ids, minus_RM).clamp_(min=0)
 
+    def excess_at(
+        self, rows: Int64[Tensor, " n"], weights_nV: Tensor, scale_n: Tensor | None = None
+    ) -> Float[Tensor, "n V"]:
+        """`excess` of some of the laws over `scale * weights`."""
+        if fused(weights_nV.device) and self._fits(weights_nV):
+            from outrider.decoding import triton_rows
+
+            scale_n = torch.ones_like(weights_nV[:, 0]) if scale_n is None else scale_n
+            return triton_rows.less_law(weights_nV, scale_n, self.probs, rows)[0]
+        if scale_n is not None:
+            weights_nV = weights_nV * scale_n[:, None].to(weights_nV.dtype)
+        law = self.select(rows)
+        if self.ids is None and law.probs.dtype == weights_nV.dtype:
+            return torch.sub(weights_nV, law.probs, out=law.probs).clamp_(min=0)
+        return law.excess(weights_nV)
+
+    def excess_mass_at(
+        self, rows: Int64[Tensor, " n"], weights_nV: Tensor, scale_n: Tensor
+    ) -> Float[Tensor, " n"]:
+        """The sums of `excess_at`, float64."""
+        scale_n1 = scale_n[:, None].to(weights_nV.dtype)
+        if self.ids is None and self.probs.dtype == weights_nV.dtype:
+            short_nV = self.select(rows).probs.addcmul_(weights_nV, scale_n1, value=-1)
+            return -short_nV.clamp_(max=0).sum(-1).double()
+        return self.excess_at(rows, weights_nV, scale_n).sum(-1).double()
+
+    def _fits(self, weights_nV: Tensor) -> bool:
+        dtypes = {self.probs.dtype, weights_nV.dtype}
+        return self.ids is None and dtypes == {torch.float32} and self.probs.is_contiguous()
+
     def argmax(self) -> Int64[Tensor, " R"]:
         """The likeliest token of each row, the first of several."""
         first = self.probs.argmax(1)
@@ -80,6 +117,31 @@ class Law:
         if self.ids is None:
             return self.probs
         return self.probs.new_zeros(len(self), vocab_size).scatter_add(1, self.ids, self.probs)
+
+
+def softmax(scores_RV: Float[Tensor, "R V"]) -> Float[Tensor, "R V"]:
+    """Softmax of float32 or float64 rows, which sum to one within rounding however wide they are.
+
+    On a processor torch adds wide float32 rows up without care: at V = 150,000 its rows sum to
+    one within 1e-5 only. Its sum of what came out is exact enough to set that right.
+    """
+    probs_RV = torch.softmax(scores_RV, -1)
+    sums_R1 = _sums(probs_RV)
+    return probs_RV if sums_R1 is None else probs_RV.div_(sums_R1)
+
+
+def softmax_of(
+    scores_RV: Float[Tensor, "R V"], tokens_R: Int64[Tensor, " R"]
+) -> Float[Tensor, " R"]:
+    """The entry of `softmax` at one token of each row."""
+    probs_RV = torch.softmax(scores_RV, -1)
+    picked_R1, sums_R1 = probs_RV.gather(1, tokens_R[:, None]), _sums(probs_RV)
+    return (picked_R1 if sums_R1 is None else picked_R1 / sums_R1).squeeze(1)
+
+
+def _sums(probs_RV: Tensor) -> Tensor | None:
+    careless = probs_RV.dtype == torch.float32 and probs_RV.device.type == "cpu"
+    return probs_RV.sum(-1, keepdim=True) if careless else None
 
 
 def check_logits(logits_RV: Float[Tensor, "R V"]) -> Bool[Tensor, " R"]:

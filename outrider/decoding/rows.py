@@ -1,19 +1,34 @@
 """The target's rows of a round, handed out as they are needed: laws, or logits not yet read.
 
-A flat row is `b * T + t`: row t (0 is the root) of tree b. A rule that asks for few rows makes few
-of them be normalised.
+A flat row is `b * T + t`: row t (0 is the root) of tree b. Rows nobody asks for are not read, and
+what is needed of many rows (one probability, the mass beyond a draft's law) is taken from a few of
+them at a time, which never leave a processor's cache.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from outrider.decoding import laws
+from outrider.decoding.laws import Law, softmax, softmax_of
+
 if TYPE_CHECKING:
     from jaxtyping import Float, Int64
+
+# Numbers in the rows worked on at once: two megabytes of float32 stay in a processor's caches, and
+# calls are few; an accelerator wants all rows at once, and its memory bounds how many.
+_CACHED = 1 << 19
+_RESIDENT = 1 << 26
+
+
+def reads_free(device: torch.device) -> bool:
+    """Whether the host reads tensors there at no cost, so that it can leave work out."""
+    return device.type == "cpu"
 
 
 class TargetRows(ABC):
@@ -43,6 +58,32 @@ class TargetRows(ABC):
     def argmax(self, at_n: Int64[Tensor, " n"]) -> Int64[Tensor, " n"]:
         """The likeliest token of flat rows, the lowest id of several."""
 
+    @property
+    def on_host(self) -> bool:
+        """Whether the host reads tensors there at no cost, so that it can leave work out."""
+        return reads_free(self.device)
+
+    def excess_mass(
+        self,
+        at_n: Int64[Tensor, " n"],
+        scale_n: Float[Tensor, " n"],
+        law: Law,
+        law_rows_n: Int64[Tensor, " n"],
+    ) -> Float[Tensor, " n"]:
+        """`sum max(0, scale * row - law)`, float64; no table of all the rows is made."""
+        mass_n = scale_n.new_empty(len(at_n), dtype=torch.float64)
+        for part in self.parts(len(at_n)):
+            rows_mV = self.probs(at_n[part])
+            mass_n[part] = law.excess_mass_at(law_rows_n[part], rows_mV, scale_n[part])
+        return mass_n
+
+    def parts(self, num_rows: int) -> Iterator[slice]:
+        """Slices of a list of rows, each of about as many rows as a cache holds."""
+        size = _CACHED if self.device.type == "cpu" else _RESIDENT
+        step = max(1, size // self.shape[2])
+        for start in range(0, num_rows, step):
+            yield slice(start, min(num_rows, start + step))
+
 
 class TargetLaws(TargetRows):
     """Rows that are laws already; for `argmax` alone any scores of the same order will do."""
@@ -64,7 +105,7 @@ class TargetLaws(TargetRows):
 
     def probs(self, at_n: Tensor) -> Tensor:
         """The rows as they were given."""
-        return self._rows_RV[at_n]
+        return self._rows_RV.index_select(0, at_n)
 
     def prob_of(self, at_n: Tensor, tokens_n: Tensor) -> Tensor:
         """One entry of each row."""
@@ -76,7 +117,7 @@ class TargetLaws(TargetRows):
 
 
 class TargetLogits(TargetRows):
-    """Rows of logits under a temperature; each is normalised when its first token is asked for.
+    """Rows of logits under a temperature; each is normalised when something of it is asked for.
 
     Args:
         logits_BTV: any floating dtype; sums are taken in float32, of float64 logits in float64.
@@ -105,21 +146,60 @@ class TargetLogits(TargetRows):
 
     def probs(self, at_n: Tensor) -> Tensor:
         """Softmax of the rows."""
-        return torch.softmax(self._scaled(at_n), -1)
+        spans = list(self.parts(len(at_n)))
+        if len(spans) <= 1:
+            return softmax(self._scaled(at_n))
+        dtype = torch.float64 if self._rows_RV.dtype == torch.float64 else torch.float32
+        probs_nV = self._rows_RV.new_empty(len(at_n), self.shape[2], dtype=dtype)
+        for span in spans:
+            probs_nV[span] = softmax(self._scaled(at_n[span]))
+        return probs_nV
 
     def prob_of(self, at_n: Tensor, tokens_n: Tensor) -> Tensor:
-        """One entry of the softmax of each row."""
-        rows_nV = self._scaled(at_n)
-        picked_n = rows_nV.gather(1, tokens_n[:, None]).squeeze(1)
-        return (picked_n - rows_nV.logsumexp(-1)).double().exp()
+        """One entry of the softmax of each row; on a CPU the very number `probs` has there."""
+        if self._fused():
+            from outrider.decoding import triton_rows
+
+            return triton_rows.prob_of(self._rows_RV, at_n, tokens_n, self._heat(at_n))
+        found_n = tokens_n.new_empty(len(at_n), dtype=torch.float64)
+        for span in self.parts(len(at_n)):
+            found_n[span] = softmax_of(self._scaled(at_n[span]), tokens_n[span])
+        return found_n
 
     def argmax(self, at_n: Tensor) -> Tensor:
         """The first largest logit of each row."""
-        return self._rows_RV[at_n].argmax(-1)
+        return self._select(at_n).argmax(-1)
+
+    def excess_mass(self, at_n: Tensor, scale_n: Tensor, law: Law, law_rows_n: Tensor) -> Tensor:
+        """On a GPU in two passes over the rows where they are."""
+        probs = law.probs
+        dense = law.ids is None and probs.dtype == torch.float32 and probs.is_contiguous()
+        if not (dense and self._fused()):
+            return super().excess_mass(at_n, scale_n, law, law_rows_n)
+        from outrider.decoding import triton_rows
+
+        heat_n = self._heat(at_n)
+        return triton_rows.excess_mass(self._rows_RV, at_n, heat_n, scale_n, probs, law_rows_n)
+
+    def _fused(self) -> bool:
+        return (
+            laws.fused(self.device)
+            and self._rows_RV.dtype != torch.float64
+            and self._rows_RV.is_contiguous()
+        )
+
+    def _heat(self, at_n: Tensor) -> Tensor | None:
+        return None if self._temperature_B is None else self._temperature_B[at_n // self.shape[1]]
 
     def _scaled(self, at_n: Tensor) -> Tensor:
-        rows_nV = self._rows_RV[at_n]
+        rows_nV = self._select(at_n)
         rows_nV = rows_nV if rows_nV.dtype == torch.float64 else rows_nV.float()
-        if self._temperature_B is None:
-            return rows_nV
-        return rows_nV / self._temperature_B[at_n // self._shape[1]][:, None].to(rows_nV.dtype)
+        heat_n = self._heat(at_n)
+        return rows_nV if heat_n is None else rows_nV / heat_n[:, None].to(rows_nV.dtype)
+
+    def _select(self, at_n: Tensor) -> Tensor:
+        if self.on_host and len(at_n) == 1:
+            # A row by itself is looked at where it is: a copy would cost a fifth of its softmax.
+            row = int(at_n)
+            return self._rows_RV[row : row + 1]
+        return self._rows_RV.index_select(0, at_n)

@@ -23,7 +23,8 @@ DOORS: dict[str, set[str]] = {
     "ray": {"cluster"},
     "vllm": {"cluster"},
     "matplotlib": {"bench"},
-    "scipy": set(),
+    "scipy": {"certify"},
+    "triton": {"decoding"},
     "beartype": set(),
 }
 EVERYWHERE = {"torch", "numpy", "outrider"}

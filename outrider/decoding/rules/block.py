@@ -10,11 +10,16 @@ from outrider.decoding.rows import TargetRows
 from outrider.decoding.rules.base import (
     ChainRejection,
     Sifted,
+    chain_draft_probs,
     chain_probs,
-    excess,
+    excess_mass,
+    excess_mass_of,
     first_rows,
     left_over,
 )
+
+# Room for what rounding may add to a threshold that equals its bound.
+_ROUNDING = 1 + 1e-3
 
 
 class BlockRule(ChainRejection):
@@ -31,32 +36,102 @@ class BlockRule(ChainRejection):
 
     def sift(self, draft: Draft, target: TargetRows, tests_BK: Tensor) -> Sifted:
         """The longest prefix that passes stays; `max(0, b P - Q)` adds the token after it."""
+        if target.on_host:
+            return left_over(draft, target, *_walk(draft, target, tests_BK))
         log_b_BT = _log_block(draft, target)
-        passed_BK = (tests_BK < _thresholds(draft, target, log_b_BT)) & draft.tree.is_node()
-        lengths_K = torch.arange(1, passed_BK.shape[1] + 1, device=passed_BK.device)
-        ends_BT = torch.nn.functional.pad(torch.where(passed_BK, lengths_K, 0), (1, 0))
-        return left_over(draft, target, ends_BT.amax(1), log_b_BT.exp())
+        kept_B = _longest(draft, target, tests_BK, log_b_BT)
+        return left_over(draft, target, kept_B, log_b_BT.exp())
 
 
-def _thresholds(draft: Draft, target: TargetRows, log_b_BT: Tensor) -> Tensor:
-    """h of prefix lengths 1..K, `[B, K]`."""
+def _longest(draft: Draft, target: TargetRows, tests_BK: Tensor, log_b_BT: Tensor) -> Tensor:
+    """The longest prefix that passes, `[B]`; every threshold is worked out."""
     depth = draft.tree.num_nodes
+    lengths_K = torch.arange(1, depth + 1, device=tests_BK.device)
+    inner_BK = lengths_K < draft.tree.counts_B[:, None]
     h_BK = log_b_BT[:, 1:].exp()
-    inner_BK = torch.arange(1, depth + 1, device=h_BK.device) < draft.tree.counts_B[:, None]
-    # Rows whose b is 0 are settled: nothing of the target is left at or behind them.
-    rows, ends = (inner_BK & (h_BK > 0)).nonzero(as_tuple=True)
-    if len(rows) == 0:
-        return h_BK
-    # Wide rows stay in their own dtype: float32 rounds S by less than the grain of u.
-    p_nV = target.probs(first_rows(target)[rows] + ends + 1)
-    b_n = h_BK[rows, ends].to(p_nV.dtype)
-    left_n = excess(draft, rows * depth + ends + 1, b_n[:, None] * p_nV)
-    mass_n = left_n.sum(-1, dtype=torch.float64)
-    short_n = -torch.expm1(log_b_BT[rows, ends + 1])
+    if depth > 1:
+        # The last prefix of the longest chains has no row of the draft behind it.
+        texts_n1 = torch.arange(len(h_BK), device=h_BK.device)[:, None]
+        flat_nJ, places_nJ = (
+            (texts_n1 * stride + lengths_K[:-1]).flatten() for stride in (depth + 1, depth)
+        )
+        inner_h = _inner_thresholds(
+            draft, target, flat_nJ, places_nJ, log_b_BT[:, 1:-1].flatten()
+        ).view(len(h_BK), depth - 1)
+        inner_h = torch.nn.functional.pad(inner_h, (0, 1))
+        h_BK = torch.where(inner_BK, inner_h, h_BK)
+    passed_BK = (tests_BK < h_BK) & draft.tree.is_node()
+    ends_BT = torch.nn.functional.pad(torch.where(passed_BK, lengths_K, 0), (1, 0))
+    return ends_BT.amax(1)
+
+
+def _inner_thresholds(
+    draft: Draft, target: TargetRows, flat_n: Tensor, places_n: Tensor, log_b_n: Tensor
+) -> Tensor:
+    """h of prefixes that end before their chain does, at a flat row and a flat place behind it."""
+    mass_n = excess_mass(draft, target, flat_n, places_n, log_b_n.exp())
+    return _threshold(mass_n, log_b_n)
+
+
+def _threshold(mass_n: Tensor, log_b_n: Tensor) -> Tensor:
+    open_n = mass_n - torch.expm1(log_b_n)
     # 0 / 0 happens only where the laws agree and everything before was kept: h is 1.
-    open_n = mass_n + short_n
-    h_BK[rows, ends] = torch.where(open_n > 0, mass_n / open_n, 1.0)
-    return h_BK
+    return torch.where(open_n > 0, mass_n / open_n, 1.0)
+
+
+def _walk(draft: Draft, target: TargetRows, tests_BK: Tensor) -> tuple[Tensor, Tensor]:
+    """The longest prefix that passes `[B]` and b `[B, T]`, row by row.
+
+    Each row is normalised once, and none where b is 0; S is taken where the test may pass: as
+    S <= b, no threshold exceeds its b.
+    """
+    counts_B, depth = draft.tree.counts_B, draft.tree.num_nodes
+    tests_KB, tokens_KB = tests_BK.t().contiguous(), draft.tree.tokens_BN.t().contiguous()
+    log_q_KB, first_B = _log_q(chain_draft_probs(draft)).t().contiguous(), first_rows(target)
+    kept_B, texts_n = torch.zeros_like(counts_B), (counts_B > 0).nonzero().squeeze(1)
+    b_BT = torch.zeros(len(counts_B), depth + 1, dtype=torch.float64)
+    b_BT[:, 0] = 1.0
+    walk_n = torch.zeros(len(texts_n), dtype=torch.float64)
+    top_n = walk_n
+    for i in range(depth):
+        log_b_n = walk_n - top_n
+        flat_n, tokens_n1 = first_B[texts_n] + i, tokens_KB[i][texts_n][:, None]
+        found: list[Tensor] = []
+        for part in target.parts(len(texts_n)):
+            rows_mV = target.probs(flat_n[part])
+            found.append(rows_mV.gather(1, tokens_n1[part]).squeeze(1).double())
+            if i > 0:
+                texts_m, log_b_m = texts_n[part], log_b_n[part]
+                passed_m = _passed(draft, i, texts_m, rows_mV, log_b_m, tests_KB[i - 1][texts_m])
+                kept_B[passed_m] = i
+        if not found:
+            break
+        walk_n = walk_n + (torch.cat(found).log() - log_q_KB[i][texts_n])
+        top_n = torch.maximum(top_n, walk_n)
+        b_n = (walk_n - top_n).exp()
+        b_BT[texts_n, i + 1] = b_n
+        ended_n = counts_B[texts_n] == i + 1
+        kept_B[texts_n[ended_n & (tests_KB[i][texts_n] < b_n)]] = i + 1
+        going_n = ~ended_n & (b_n > 0)
+        if not going_n.all():
+            texts_n, walk_n, top_n = texts_n[going_n], walk_n[going_n], top_n[going_n]
+    return kept_B, b_BT
+
+
+def _passed(
+    draft: Draft, length: int, texts_m: Tensor, rows_mV: Tensor, log_b_m: Tensor, tests_m: Tensor
+) -> Tensor:
+    """The texts whose prefix of this length passes, given the target's row behind it."""
+    b_m = log_b_m.exp()
+    may = (tests_m < b_m * _ROUNDING).nonzero().squeeze(1)
+    if len(may) == 0:
+        return may
+    if len(may) < len(texts_m):
+        texts_m, rows_mV = texts_m[may], rows_mV.index_select(0, may)
+        log_b_m, b_m, tests_m = log_b_m[may], b_m[may], tests_m[may]
+    places_m = texts_m * draft.tree.num_nodes + length
+    mass_m = excess_mass_of(draft, places_m, rows_mV, b_m)
+    return texts_m[tests_m < _threshold(mass_m, log_b_m)]
 
 
 def _log_block(draft: Draft, target: TargetRows) -> Tensor:
@@ -66,6 +141,10 @@ def _log_block(draft: Draft, target: TargetRows) -> Tensor:
     q = 0 (a drafter's rounding) it is carried far above 0.
     """
     p_BK, q_BK = chain_probs(draft, target)
-    steps_BK = p_BK.log() - torch.where(q_BK > 0, q_BK, 1e-300).log()
+    steps_BK = p_BK.log() - _log_q(q_BK)
     walk_BT = torch.nn.functional.pad(steps_BK.cumsum(1), (1, 0))
     return walk_BT - walk_BT.cummax(1).values
+
+
+def _log_q(q_BK: Tensor) -> Tensor:
+    return torch.where(q_BK > 0, q_BK, 1e-300).log()

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from outrider.decoding.children import Drawing, Raced
 from outrider.decoding.draft import Draft, RoundNoise, Verdict
 from outrider.decoding.laws import Law
 from outrider.decoding.rows import TargetRows
-from outrider.decoding.rules.base import Rule, all_rows, while_equal
+from outrider.decoding.rules.base import Rule
+from outrider.decoding.rules.walking import follow
 from outrider.decoding.sampling import gumbel_race
 
 
 class CoupledRule(Rule):
     """Target and draft race on the same Gumbel noise; drafted tokens stay while both agree.
 
-    The text is that of plain sampling with the same seed, whatever was drafted, and however.
-    Source: Daliri, Musco, Suresh, arXiv 2408.07978.
+    The target's own token at a position is argmax(log p + G), as in plain sampling with the seed;
+    the walk goes on while a child bears it. So the text is that of plain sampling with the same
+    seed, whatever was drafted, and however. The children of a row should be the top K of
+    log q + G: sampled without replacement, and on the same noise as the target.
+    Source: Daliri, Musco, Suresh, arXiv 2408.07978, for one child.
     """
 
     name = "coupled"
@@ -24,24 +28,21 @@ class CoupledRule(Rule):
     guarantee = "seed"
     trees = True
     reads = "path"
+    drawing: Drawing = Raced()
 
     def verify(self, draft: Draft, target: TargetRows, noise: RoundNoise) -> Verdict:
         """A row at depth d races with the noise of position anchor + d on stream TARGET."""
-        at_BT = all_rows(target)
-        num_texts, num_rows = at_BT.shape
-        tree = draft.tree
-        ahead_BT = tree.depths().to(noise.anchor_B.device)
-        wide = noise.select(
-            torch.arange(num_texts, device=ahead_BT.device).repeat_interleave(num_rows)
+        depths_BT = draft.tree.depths().to(target.device)
+        seed_B, sample_B, anchor_B = (
+            part.to(target.device) for part in (noise.seed_B, noise.sample_B, noise.anchor_B)
         )
-        # Rows past a tree's end are padding: an empty support costs no noise.
-        real_BT = torch.nn.functional.pad(tree.is_node(), (1, 0), value=True)
-        rows = target.probs(at_BT.flatten())
-        if not real_BT.all():
-            rows = rows.masked_fill(~real_BT.reshape(-1, 1).to(rows.device), 0)
-        position = wide.anchor_B + ahead_BT.flatten()
-        drawn = gumbel_race(rows, None, wide.seed_B, wide.sample_B, position)
-        return while_equal(draft, drawn.view_as(at_BT))
+
+        def own(texts_n: Tensor, at_n: Tensor, flat_n: Tensor) -> Tensor:
+            position_n = anchor_B[texts_n] + depths_BT[texts_n, at_n]
+            rows_nV = target.probs(flat_n)
+            return gumbel_race(rows_nV, None, seed_B[texts_n], sample_B[texts_n], position_n)
+
+        return follow(draft, target, own)
 
     def draw(self, law: Law, noise_n: RoundNoise, index: int) -> Tensor:
         """The race at position anchor + index with the draft's law."""

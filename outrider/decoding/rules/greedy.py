@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from outrider.decoding.children import Drawing, Top
 from outrider.decoding.draft import Draft, RoundNoise, Verdict
 from outrider.decoding.laws import Law
 from outrider.decoding.rows import TargetRows
-from outrider.decoding.rules.base import Rule, all_rows, while_equal
+from outrider.decoding.rules.base import Rule
+from outrider.decoding.rules.walking import follow
 
 
 class GreedyRule(Rule):
@@ -18,12 +20,16 @@ class GreedyRule(Rule):
     guarantee = "seed"
     trees = True
     reads = "path"
+    drawing: Drawing = Top()
     needs_probs = False
 
     def verify(self, draft: Draft, target: TargetRows, noise: RoundNoise) -> Verdict:
         """No noise is read."""
-        at_BT = all_rows(target)
-        return while_equal(draft, target.argmax(at_BT.flatten()).view_as(at_BT))
+
+        def own(texts_n: Tensor, at_n: Tensor, flat_n: Tensor) -> Tensor:
+            return target.argmax(flat_n)
+
+        return follow(draft, target, own)
 
     def draw(self, law: Law, noise_n: RoundNoise, index: int) -> Tensor:
         """The law's likeliest token."""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
+from outrider.decoding.children import Drawing, Top
 from outrider.decoding.draft import Draft, RoundNoise, Verdict
 from outrider.decoding.rows import TargetRows
-from outrider.decoding.rules.base import Rule, all_rows, extra_uniforms, while_equal
+from outrider.decoding.rules.base import Rule, extra_uniforms
+from outrider.decoding.rules.walking import follow
 from outrider.decoding.sampling import inverse_cdf
 
 
 class MatchRule(Rule):
-    """The target draws its own token at every row; drafted tokens stay while they are the same.
+    """The target draws its own token at every row it reaches, and goes on while a child bears it.
 
+    It keeps a child x with chance p(x): drafts that are the likeliest tokens serve it best.
     Source: the baseline of Miao et al. (SpecInfer), ASPLOS 2024.
     """
 
@@ -20,11 +24,14 @@ class MatchRule(Rule):
     source = "Miao et al. (SpecInfer), ASPLOS 2024, arXiv 2305.09781, naive sampling"
     trees = True
     reads = "path"
+    drawing: Drawing = Top()
 
     def verify(self, draft: Draft, target: TargetRows, noise: RoundNoise) -> Verdict:
         """Row t is drawn by inverse cdf on stream EXTRA, index t."""
-        at_BT = all_rows(target)
-        index_T = torch.arange(at_BT.shape[1], device=noise.seed_B.device)
-        uniform_BT = extra_uniforms(noise, index_T)
-        drawn = inverse_cdf(target.probs(at_BT.flatten()), uniform_BT.flatten())
-        return while_equal(draft, drawn.view_as(at_BT))
+        index_T = torch.arange(draft.tree.num_nodes + 1, device=noise.seed_B.device)
+        uniform_BT = extra_uniforms(noise, index_T).to(target.device)
+
+        def own(texts_n: Tensor, at_n: Tensor, flat_n: Tensor) -> Tensor:
+            return inverse_cdf(target.probs(flat_n), uniform_BT[texts_n, at_n])
+
+        return follow(draft, target, own)

@@ -1,0 +1,250 @@
+"""Drawing the children of a row: K tokens of one law at once, and the law each was drawn from.
+
+A child is drawn at its node's index of stream DRAFT; certain children use no noise, raced ones the
+target's own. Where a law's support is used up there are fewer children, and how many never depends
+on what came out.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from outrider import noise
+from outrider.decoding.draft import Kind, RoundNoise
+from outrider.decoding.laws import Law
+from outrider.decoding.sampling import inverse_cdf
+
+if TYPE_CHECKING:
+    from jaxtyping import Int64
+
+# A support above this share of the row is raced over the whole row, where noise costs half.
+_DENSE_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Children:
+    """Up to K children of each of n rows, those that there are in front.
+
+    Attributes:
+        tokens_nK: int64 in drawing order; behind the last child any token.
+        kinds_nK: the Kind of each.
+        counts_n: how many there are.
+    """
+
+    tokens_nK: Int64[Tensor, "n K"]
+    kinds_nK: Int64[Tensor, "n K"]
+    counts_n: Int64[Tensor, " n"]
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where n rows stand in their rounds.
+
+    Attributes:
+        noise_n: the round's noise of each row's text.
+        index_nK: the node number of each child; of those that are not there any other number.
+        depth: drafted tokens on the path to the rows; 0 for the root.
+    """
+
+    noise_n: RoundNoise
+    index_nK: Int64[Tensor, "n K"]
+    depth: int
+
+    def uniforms(self, k: int) -> Tensor:
+        """The uniforms that draw child k of each row."""
+        at = self.noise_n
+        return noise.uniforms53(
+            at.seed_B, at.sample_B, noise.STREAM_DRAFT, at.anchor_B, self.index_nK[:, k]
+        )
+
+
+class Drawing(ABC):
+    """A way to draw children; objects without state.
+
+    Attributes:
+        kinds: the kinds its children may be of.
+    """
+
+    kinds: frozenset[Kind]
+
+    def counts(self, law: Law, num: int) -> Int64[Tensor, " n"]:
+        """How many of `num` children each law has."""
+        return (law.probs > 0).sum(1).clamp(max=num)
+
+    @abstractmethod
+    def children(self, law: Law, num: int, places: Places) -> Children:
+        """`num` children from each row of `law`, or as many as there are."""
+
+
+class WithReplacement(Drawing):
+    """Every child from the whole law: the same token may come twice."""
+
+    kinds = frozenset({Kind.IID})
+
+    def counts(self, law: Law, num: int) -> Tensor:
+        """All of them."""
+        return torch.full((len(law),), num, device=law.probs.device)
+
+    def children(self, law: Law, num: int, places: Places) -> Children:
+        """By inverse cdf."""
+        ladder = _Ladder(law.probs)
+        columns = [ladder.draw(places.uniforms(k), _no_columns(law)) for k in range(num)]
+        return _of_one_kind(_tokens(law, columns), Kind.IID, self.counts(law, num))
+
+
+class Without(Drawing):
+    """Every child from the law without the tokens before it."""
+
+    kinds = frozenset({Kind.WITHOUT})
+
+    def children(self, law: Law, num: int, places: Places) -> Children:
+        """By inverse cdf with the earlier siblings' weight at zero, the rest not normalised."""
+        ladder = _Ladder(law.probs)
+        gone_RK = _no_columns(law)
+        for k in range(num):
+            column = ladder.draw(places.uniforms(k), gone_RK)
+            gone_RK = torch.cat((gone_RK, column[:, None]), 1)
+        return _of_one_kind(_tokens(law, gone_RK.unbind(1)), Kind.WITHOUT, self.counts(law, num))
+
+
+class Top(Drawing):
+    """The likeliest tokens, the lowest id of equals; no chance is in it."""
+
+    kinds = frozenset({Kind.POINT})
+
+    def children(self, law: Law, num: int, places: Places) -> Children:
+        """Nothing of `places` is read."""
+        law = _ascending(law)
+        return _of_one_kind(_tokens(law, _top(law.probs, num)), Kind.POINT, self.counts(law, num))
+
+
+class TailThenTop(Drawing):
+    """One child from the law without its K - 1 likeliest tokens, then those.
+
+    Source: Hu et al., ICLR 2025, arXiv 2502.18779.
+    """
+
+    kinds = frozenset({Kind.TAIL, Kind.POINT})
+
+    def children(self, law: Law, num: int, places: Places) -> Children:
+        """A law on fewer than K tokens has no tail: its children are all certain."""
+        ordered = _ascending(law)
+        tops = _top(ordered.probs, num - 1)
+        gone_RK = torch.stack(tops, 1) if tops else _no_columns(law)
+        drawn = _Ladder(ordered.probs).draw(places.uniforms(0), gone_RK)
+        tokens_nK = _tokens(ordered, [drawn, *tops])
+        counts_n = self.counts(law, num)
+        tail_n1 = (counts_n == num)[:, None]
+        # Without a tail the certain ones move to the front.
+        tokens_nK = torch.where(tail_n1, tokens_nK, tokens_nK.roll(-1, 1))
+        kinds_nK = torch.full_like(tokens_nK, int(Kind.POINT))
+        kinds_nK[:, :1] = torch.where(tail_n1, int(Kind.TAIL), int(Kind.POINT))
+        return Children(tokens_nK, kinds_nK, counts_n)
+
+
+class Raced(Drawing):
+    """The first K in the race on the noise that the target will draw its own token with.
+
+    They are distributed as children without replacement, and the target's token is among them
+    whenever it is in the first K of the draft's race. Source: for one child Daliri, Musco, Suresh,
+    arXiv 2408.07978; top K: Kool, van Hoof, Welling, ICML 2019, arXiv 1903.06059.
+    """
+
+    kinds = frozenset({Kind.WITHOUT})
+
+    def children(self, law: Law, num: int, places: Places) -> Children:
+        """`log q + G` of position anchor + depth, over the support."""
+        at = places.noise_n
+        keys_nM, tokens_nM = _keys(law, at, at.anchor_B + places.depth)
+        columns = _top(keys_nM, num)
+        tokens_nK = _tokens(Law(keys_nM, tokens_nM), columns)
+        return _of_one_kind(tokens_nK, Kind.WITHOUT, self.counts(law, num))
+
+
+class _Ladder:
+    """Inverse cdf of rows summed once, from which columns can be taken out."""
+
+    def __init__(self, probs_RM: Tensor) -> None:
+        self.probs_RM = probs_RM
+        self._upto_RM = probs_RM.cumsum(1, dtype=torch.float64)
+
+    def draw(self, uniform_R: Tensor, gone_RK: Tensor) -> Tensor:
+        """The first column whose cumulative weight exceeds `u * total`, the gone ones at zero."""
+        upto_RM, probs_RM = self._upto_RM, self.probs_RM
+        gone_RK = gone_RK.sort(1).values
+        cut_RK = probs_RM.gather(1, gone_RK).cumsum(1, dtype=torch.float64)
+        total_R1 = upto_RM[:, -1:]
+        if gone_RK.shape[1]:
+            total_R1 = total_R1 - cut_RK[:, -1:]
+        point_R1 = uniform_R.to(probs_RM.device).double()[:, None] * total_R1
+        # The sum without the gone ones, up to each of them: those it passes are added back.
+        passed_RK = upto_RM.gather(1, gone_RK) - cut_RK <= point_R1
+        back_R1 = probs_RM.gather(1, gone_RK).double().mul(passed_RK).sum(1, keepdim=True)
+        column_R1 = torch.searchsorted(upto_RM, point_R1 + back_R1, right=True)
+        column_R1 = column_R1.clamp_(max=upto_RM.shape[1] - 1)
+        off_R = (probs_RM.gather(1, column_R1) <= 0).squeeze(1) | (column_R1 == gone_RK).any(1)
+        column_R = column_R1.squeeze(1)
+        if off_R.any():
+            # The end of the row, or sums that round to either side of a gone column.
+            left = probs_RM[off_R].scatter(1, gone_RK[off_R], 0)
+            column_R[off_R] = inverse_cdf(left, uniform_R.to(probs_RM.device)[off_R])
+        return column_R
+
+
+def _top(scores_RM: Tensor, num: int) -> list[Tensor]:
+    """Columns of the `num` largest, the first of equals; scores are probabilities or keys."""
+    left_RM, columns = scores_RM.clone() if num > 1 else scores_RM, list[Tensor]()
+    for k in range(num):
+        columns.append(left_RM.argmax(1))
+        if k + 1 < num:
+            left_RM.scatter_(1, columns[-1][:, None], -torch.inf)
+    return columns
+
+
+def _keys(law: Law, at: RoundNoise, position_n: Tensor) -> tuple[Tensor, Tensor | None]:
+    """`log q + G` over whole rows, or over the support beside its tokens; -inf where q is 0."""
+    probs, device = law.probs, law.probs.device
+    seed, sample, position = (p.to(device) for p in (at.seed_B, at.sample_B, position_n))
+    if law.ids is None:
+        support = probs > 0
+        if support.sum() > _DENSE_SHARE * probs.numel():
+            gumbels_nV = noise.gumbel_rows(seed, sample, position, probs.shape[1])
+            return gumbels_nV.add_(probs.double().log()), None
+        # The support in front: columns ascend, so that the first of equals stays the first.
+        width = max(1, int(support.sum(1).max())) if len(probs) else 1
+        ids = support.byte().sort(dim=1, descending=True, stable=True).indices[:, :width]
+        law = Law.sparse(ids, probs.gather(1, ids))
+    assert law.ids is not None
+    rows, columns = (law.probs > 0).nonzero(as_tuple=True)
+    made = noise.gumbels(seed[rows], sample[rows], position[rows], law.ids[rows, columns])
+    keys = torch.full_like(law.probs, -torch.inf, dtype=torch.float64)
+    keys[rows, columns] = made.add_(law.probs[rows, columns].double().log())
+    return keys, law.ids
+
+
+def _ascending(law: Law) -> Law:
+    """The law with its tokens in the order of their ids."""
+    if law.ids is None:
+        return law
+    ids, order = law.ids.sort(dim=1, stable=True)
+    return Law.sparse(ids, law.probs.gather(1, order))
+
+
+def _tokens(law: Law, columns: Sequence[Tensor]) -> Tensor:
+    """Tokens `[n, K]` of columns."""
+    columns_nK = torch.stack(tuple(columns), 1)
+    return columns_nK if law.ids is None else law.ids.gather(1, columns_nK)
+
+
+def _no_columns(law: Law) -> Tensor:
+    return torch.zeros(len(law), 0, dtype=torch.int64, device=law.probs.device)
+
+
+def _of_one_kind(tokens_nK: Tensor, kind: Kind, counts_n: Tensor) -> Children:
+    return Children(tokens_nK, torch.full_like(tokens_nK, int(kind)), counts_n)
