@@ -1,94 +1,32 @@
-"""The exact law of whole multi-round runs, by replaying every choice the noise can make.
+"""The exact law of whole multi-round runs: drafter, stopping rule, tree, rule and noise plan.
 
-A noise address is one undecided uniform. Comparing it with a threshold splits its interval in two
-and both sides are visited; an address used again meets the interval it was left with. So a
-misuse of addresses shows as bias, in exact fractions, and nothing is drawn at random.
+`replay` visits every path the noise can take; here a scheme says how a round is played, and the
+texts it writes are weighed.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TypeAlias
 
 from outrider.certify import reference
-from outrider.certify.reference import Noise, Outcome, ReferenceRule, Round
-from outrider.decoding.theory import LawRow, Model, Number
-from outrider.noise import STREAM_ACCEPT, STREAM_DRAFT, STREAM_EXTRA
-
-Address: TypeAlias = tuple[int, int, int]
-"""(stream, anchor, index)."""
-Text: TypeAlias = tuple[int, ...]
+from outrider.certify.growth import Drafting, Grow, Text
+from outrider.certify.reference import Noise, ReferenceRule, Round
+from outrider.certify.reference_trees import DraftedTree, TreeRound, TreeRule
+from outrider.certify.replay import Address, Replay, every_path
+from outrider.decoding.theory import LawRow, Model
+from outrider.noise import STREAM_ACCEPT, STREAM_DRAFT, STREAM_EXTRA, STREAM_TARGET
 
 MAX_LEAVES = 20_000
+Place: TypeAlias = Callable[[int, int], Address]
+"""Where a uniform is found, given the round's anchor and the index asked for."""
 
 
 class TooManyLeaves(Exception):
     """The case has more leaves than it was allowed."""
-
-
-class Replay:
-    """Replays one script of decisions and continues it with first choices.
-
-    Attributes:
-        trace: decisions met so far; True is the side below the cut.
-        weight: probability of the path so far.
-    """
-
-    def __init__(self, script: list[bool], grid: int | None) -> None:
-        self.weight = Fraction(1)
-        self.trace: list[bool] = []
-        self._script = script
-        self._grid = grid
-        self._intervals: dict[Address, tuple[Fraction, Fraction]] = {}
-
-    def uniform(self, stream: int, anchor: int, index: int) -> Undecided:
-        """The uniform at an address, as far as it is decided."""
-        return Undecided(self, (stream, anchor, index))
-
-    def below(self, address: Address, bound: Number, *, strict: bool) -> bool:
-        """Whether the address's uniform is below (or, not strict, at) `bound`."""
-        cut = Fraction(bound)
-        if self._grid is not None:
-            steps = cut * self._grid
-            cut = Fraction(math.ceil(steps) if strict else math.floor(steps) + 1, self._grid)
-        low, high = self._intervals.get(address, (Fraction(0), Fraction(1)))
-        if cut <= low:
-            return False
-        if cut >= high:
-            return True
-        place = len(self.trace)
-        taken = self._script[place] if place < len(self._script) else True
-        self.trace.append(taken)
-        self._intervals[address] = (low, cut) if taken else (cut, high)
-        share = (cut - low) / (high - low)
-        self.weight *= share if taken else 1 - share
-        return taken
-
-
-@dataclass(frozen=True, slots=True)
-class Undecided:
-    """`scale` times the uniform of an address; comparing it makes a choice."""
-
-    replay: Replay
-    address: Address
-    scale: Number = 1
-
-    def __mul__(self, factor: Number) -> Undecided:
-        return Undecided(self.replay, self.address, self.scale * factor)
-
-    def __lt__(self, bound: Number) -> bool:
-        return self._compare(bound, strict=True)
-
-    def __le__(self, bound: Number) -> bool:
-        return self._compare(bound, strict=False)
-
-    def _compare(self, bound: Number, *, strict: bool) -> bool:
-        if self.scale == 0:
-            return bound > 0 if strict else bound >= 0
-        return self.replay.below(self.address, bound / self.scale, strict=strict)
 
 
 def identity(law: LawRow) -> LawRow:
@@ -97,34 +35,126 @@ def identity(law: LawRow) -> LawRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Scheme:
-    """A verification rule and how a round feeds it; the defaults are the right way.
+class Addresses:
+    """Where a round's noise is found; the defaults are the right places."""
+
+    test: Place = lambda anchor, i: (STREAM_ACCEPT, anchor, i)
+    extra: Place = lambda anchor, i: (STREAM_EXTRA, anchor, i)
+    draft: Place = lambda anchor, i: (STREAM_DRAFT, anchor, i)
+    race: Place = lambda anchor, i: (STREAM_TARGET, anchor + i, 0)
+
+    def noise(self, replay: Replay, anchor: int) -> Noise:
+        """The noise of the round that begins with `anchor` tokens."""
+        return Noise(
+            test=lambda i: replay.uniform(*self.test(anchor, i)),
+            extra=lambda i: replay.uniform(*self.extra(anchor, i)),
+            draft=lambda i: replay.uniform(*self.draft(anchor, i)),
+            race=lambda i, law, count: replay.race(self.race(anchor, i), law, count),
+        )
+
+
+RIGHT = Addresses()
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What a round wrote, and how many of its tokens were drafted ones."""
+
+    tokens: Text
+    kept: int
+
+
+class Speculation(ABC):
+    """A way to play rounds: how tokens are drafted, what the rule is told, where noise is found.
+
+    Attributes:
+        grid: number of values a uniform can take; None = the continuum.
+    """
+
+    name: str
+    grid: int | None
+
+    @abstractmethod
+    def play(self, replay: Replay, p: Model, q: Model, text: Text, room: int) -> Played:
+        """One round after `text` that drafts at most `room` levels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme(Speculation):
+    """A chain rule and how a round feeds it; the defaults are the right way.
 
     Attributes:
         rule: the decision on a round.
         reported: the draft law told to the rule, given the law sampled from.
-        test_address, extra_address, draft_address: anchor and index of a uniform, given the
-            round's anchor and the index asked for; stream first.
+        sampled: the law drafted from, given the draft model's.
+        at: where noise is found.
         dropped: whether the last drafted token is taken back, given its law and value.
-        grid: number of values a uniform can take; None = the continuum.
+        stopped: whether drafting stops behind a token, which is kept.
+        rows: the target's law told to the rule: model, text of the round's start, drafted tokens.
+        draw: how a token is drawn: noise, index, law.
     """
 
     name: str
     rule: ReferenceRule
     reported: Callable[[LawRow], LawRow] = identity
-    test_address: Callable[[int, int], Address] = lambda anchor, i: (STREAM_ACCEPT, anchor, i)
-    extra_address: Callable[[int, int], Address] = lambda anchor, i: (STREAM_EXTRA, anchor, i)
-    draft_address: Callable[[int, int], Address] = lambda anchor, i: (STREAM_DRAFT, anchor, i)
-    dropped: Callable[[LawRow, int], bool] | None = None
+    sampled: Callable[[LawRow], LawRow] = identity
+    at: Addresses = RIGHT
+    dropped: Callable[[LawRow, int], bool] = lambda law, token: False
+    stopped: Callable[[LawRow, int], bool] = lambda law, token: False
+    rows: Callable[[Model, Text, Text], LawRow] = lambda p, text, drafted: p(text + drafted)
+    draw: Callable[[Noise, int, LawRow], int] = lambda noise, i, law: reference.inverse_cdf(
+        law, noise.draft(i)
+    )
     grid: int | None = None
 
-    def noise(self, replay: Replay, anchor: int) -> Noise:
-        """The uniforms of the round that begins with `anchor` tokens."""
-        return Noise(
-            test=lambda i: replay.uniform(*self.test_address(anchor, i)),
-            extra=lambda i: replay.uniform(*self.extra_address(anchor, i)),
-            draft=lambda i: replay.uniform(*self.draft_address(anchor, i)),
+    def play(self, replay: Replay, p: Model, q: Model, text: Text, room: int) -> Played:
+        """Drafts a chain and decides on it."""
+        noise = self.at.noise(replay, len(text))
+        drafted: Text = ()
+        for i in range(room):
+            law = self.sampled(q(text + drafted))
+            token = self.draw(noise, i, law)
+            if self.dropped(law, token):
+                break
+            drafted += (token,)
+            if self.stopped(law, token):
+                break
+        before = [drafted[:i] for i in range(len(drafted) + 1)]
+        outcome = self.rule(
+            Round(
+                drafted,
+                [self.rows(p, text, prefix) for prefix in before],
+                [self.reported(q(text + prefix)) for prefix in before[:-1]],
+                noise,
+            )
         )
+        return Played((*drafted[: outcome.kept], outcome.token), outcome.kept)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeScheme(Speculation):
+    """A tree rule and how a round feeds it.
+
+    Attributes:
+        grow: the drafter's tree.
+        rule: the decision on a round.
+        at: where noise is found.
+    """
+
+    name: str
+    grow: Grow
+    rule: TreeRule
+    at: Addresses = RIGHT
+    grid: int | None = None
+
+    def play(self, replay: Replay, p: Model, q: Model, text: Text, room: int) -> Played:
+        """Grows a tree and decides on it."""
+        noise = self.at.noise(replay, len(text))
+        tree = self.grow(Drafting(text, q, room, noise))
+        prefixes = [text + tree.path_tokens(row) for row in range(len(tree.tokens) + 1)]
+        outcome = self.rule(TreeRound(tree, [p(prefix) for prefix in prefixes], noise))
+        kept = tree.path_tokens(outcome.path[-1]) if outcome.path else ()
+        return Played((*kept, outcome.token), len(kept))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,79 +166,96 @@ class OutputLaw:
         leaves: paths enumerated.
         first_kept: expected drafted tokens kept in the first round.
         most_rounds: rounds of the longest path.
+        other: probability that the text is not the one plain decoding writes with the same noise.
     """
 
     probs: dict[Text, Fraction]
     leaves: int
     first_kept: Fraction
     most_rounds: int
+    other: Fraction
+
+
+Plain: TypeAlias = Callable[[Replay, Model, int], Text]
+"""Plain decoding with the path's noise."""
 
 
 def output_law(
-    scheme: Scheme, p: Model, q: Model, depth: int, length: int, max_leaves: int = MAX_LEAVES
+    scheme: Speculation,
+    p: Model,
+    q: Model,
+    depth: int,
+    length: int,
+    max_leaves: int = MAX_LEAVES,
+    plain: Plain | None = None,
 ) -> OutputLaw:
-    """The law of the first `length` tokens written in rounds of up to `depth` drafted ones.
+    """The law of the first `length` tokens written in rounds of up to `depth` drafted levels.
 
-    As in the engine, with n tokens left at most n - 1 are drafted.
+    As in the engine, with n tokens left at most n - 1 levels are drafted.
 
     Raises:
         TooManyLeaves: the case is larger than `max_leaves`.
     """
+
+    def run(replay: Replay) -> tuple[list[Played], bool]:
+        text: Text = ()
+        rounds: list[Played] = []
+        while len(text) < length:
+            rounds.append(scheme.play(replay, p, q, text, min(depth, length - len(text) - 1)))
+            text += rounds[-1].tokens
+        return rounds, plain is not None and plain(replay, p, length) != text
+
     probs: dict[Text, Fraction] = {}
-    leaves, first_kept, most_rounds = 0, Fraction(0), 0
-    for replay, text, outcomes in _paths(scheme, p, q, depth, length):
+    leaves, most_rounds, first_kept, other = 0, 0, Fraction(0), Fraction(0)
+    for replay, (rounds, differs) in every_path(run, scheme.grid):
         leaves += 1
         if leaves > max_leaves:
             raise TooManyLeaves(f"{scheme.name}: depth {depth}, {length} tokens")
+        text = sum((played.tokens for played in rounds), start=())
         probs[text] = probs.get(text, Fraction(0)) + replay.weight
-        first_kept += replay.weight * outcomes[0].kept
-        most_rounds = max(most_rounds, len(outcomes))
-    return OutputLaw(probs, leaves, first_kept, most_rounds)
+        first_kept += replay.weight * rounds[0].kept
+        most_rounds = max(most_rounds, len(rounds))
+        other += replay.weight * differs
+    return OutputLaw(probs, leaves, first_kept, most_rounds, other)
 
 
-def _paths(
-    scheme: Scheme, p: Model, q: Model, depth: int, length: int
-) -> Iterator[tuple[Replay, Text, list[Outcome]]]:
-    """Every path once, depth first: the last decision still open is turned over next."""
-    script: list[bool] = []
-    while True:
-        replay = Replay(script, scheme.grid)
-        text, outcomes = _run(scheme, replay, p, q, depth, length)
-        yield replay, text, outcomes
-        script = replay.trace
-        while script and not script[-1]:
-            script.pop()
-        if not script:
-            return
-        script[-1] = False
+def first_kept(scheme: Speculation, p: Model, q: Model, depth: int) -> Fraction:
+    """The expected number of drafted tokens kept in one round."""
+    rounds = every_path(lambda replay: scheme.play(replay, p, q, (), depth).kept, scheme.grid)
+    return sum((replay.weight * kept for replay, kept in rounds), start=Fraction(0))
 
 
-def _run(
-    scheme: Scheme, replay: Replay, p: Model, q: Model, depth: int, length: int
-) -> tuple[Text, list[Outcome]]:
+TreeLaw: TypeAlias = dict[tuple[Text, Text], Fraction]
+"""Tokens and parent rows of a tree, to its probability."""
+
+
+def tree_law(grow: Grow, q: Model, depth: int) -> TreeLaw:
+    """The law of the trees a drafter grows in one round from the empty text."""
+
+    def run(replay: Replay) -> DraftedTree:
+        return grow(Drafting((), q, depth, RIGHT.noise(replay, 0)))
+
+    law: TreeLaw = {}
+    for replay, tree in every_path(run):
+        key = tuple(tree.tokens), tuple(tree.parents)
+        law[key] = law.get(key, Fraction(0)) + replay.weight
+    return law
+
+
+def plain_seeded(replay: Replay, p: Model, length: int) -> Text:
+    """Plain seeded sampling: the race of each position, at its own address."""
     text: Text = ()
-    outcomes: list[Outcome] = []
-    while len(text) < length:
-        noise = scheme.noise(replay, len(text))
-        drafted: Text = ()
-        for i in range(min(depth, length - len(text) - 1)):
-            law = q(text + drafted)
-            drafted += (reference.inverse_cdf(law, noise.draft(i)),)
-            if scheme.dropped is not None and scheme.dropped(law, drafted[-1]):
-                drafted = drafted[:-1]
-                break
-        before = [text + drafted[:i] for i in range(len(drafted) + 1)]
-        outcome = scheme.rule(
-            Round(
-                drafted,
-                [p(prefix) for prefix in before],
-                [scheme.reported(q(prefix)) for prefix in before[:-1]],
-                noise,
-            )
-        )
-        text += (*drafted[: outcome.kept], outcome.token)
-        outcomes.append(outcome)
-    return text, outcomes
+    for position in range(length):
+        text += replay.race((STREAM_TARGET, position, 0), p(text), 1)
+    return text
+
+
+def plain_greedy(replay: Replay, p: Model, length: int) -> Text:
+    """Plain greedy decoding: no noise at all."""
+    text: Text = ()
+    for _ in range(length):
+        text += (reference.argmax(p(text)),)
+    return text
 
 
 def target_law(p: Model, length: int) -> dict[Text, Fraction]:

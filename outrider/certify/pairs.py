@@ -53,6 +53,17 @@ def fixed(name: str, p: list[int], q: list[int], depth: int, length: int) -> Pai
     return Pair(name, len(p), depth, length, lambda _: p_law, lambda _: q_law)
 
 
+def small() -> Pair:
+    """Three tokens, both laws after the token before; broken rules show on it."""
+    p = [fractions_of(weights) for weights in ([1, 2, 3], [3, 1, 0], [2, 2, 1], [0, 1, 4])]
+    q = [fractions_of(weights) for weights in ([2, 2, 1], [1, 1, 1], [0, 1, 2], [3, 1, 1])]
+
+    def after(laws: list[LawRow]) -> Model:
+        return lambda prefix: laws[prefix[-1] + 1 if prefix else 0]
+
+    return Pair("three tokens", 3, 2, 3, after(p), after(q))
+
+
 def random_pair(seed: int) -> Pair:
     """A pair of 2 to 6 tokens at depth 1 to 3; its laws have zeros, ties, equals, certainties."""
     chance = random.Random(f"pair {seed}")
@@ -61,7 +72,19 @@ def random_pair(seed: int) -> Pair:
     length = 4 if vocab_size < 4 else depth + 1
     top = chance.choice((2, 3, 5))
     holes = 0.2 if vocab_size < 4 else 0.55
+    return _random(f"{seed}", vocab_size, depth, length, top, holes)
 
+
+def tree_pair(seed: int, size: int, depth: int, length: int) -> Pair:
+    """A pair of 2 to 4 tokens for cases of some size; large ones have fewer tokens, more zeros."""
+    chance = random.Random(f"tree pair {seed}")
+    vocab_size = chance.choice((2, 3, 3, 4) if size < 5 else (2, 2, 3, 3))
+    top = chance.choice((2, 3, 5))
+    holes = {2: 0.1, 3: 0.2, 4: 0.4}[vocab_size] if size < 5 else {2: 0.15, 3: 0.5}[vocab_size]
+    return _random(f"tree {seed}", vocab_size, depth, length, top, holes)
+
+
+def _random(name: str, vocab_size: int, depth: int, length: int, top: int, holes: float) -> Pair:
     def weights(chance: random.Random) -> list[int]:
         drawn = [
             0 if chance.random() < holes else chance.randint(1, top) for _ in range(vocab_size)
@@ -70,10 +93,10 @@ def random_pair(seed: int) -> Pair:
         return drawn
 
     def target(prefix: tuple[int, ...]) -> LawRow:
-        return fractions_of(weights(random.Random(f"target {seed} {prefix}")))
+        return fractions_of(weights(random.Random(f"target {name} {prefix}")))
 
     def draft(prefix: tuple[int, ...]) -> LawRow:
-        chance = random.Random(f"draft {seed} {prefix}")
+        chance = random.Random(f"draft {name} {prefix}")
         return target(prefix) if chance.random() < 0.1 else fractions_of(weights(chance))
 
-    return Pair(f"random {seed}", vocab_size, depth, length, _Written(target), _Written(draft))
+    return Pair(f"random {name}", vocab_size, depth, length, _Written(target), _Written(draft))

@@ -19,6 +19,15 @@ from outrider.decoding.theory import LawRow, Number
 MARGIN = 1e-6
 """How close to a decision float32 may decide otherwise."""
 FORMS = ("dense", "sparse", "point")
+ON_CHAINS = {
+    "recursive": "token",
+    "hybrid": "token",
+    "kseq": "token",
+    "traversal": "block",
+    "hybrid-traversal": "block",
+    "gbv": "block",
+}
+"""What rules for trees are where every row has one child."""
 
 
 @dataclass(slots=True)
@@ -76,6 +85,7 @@ def compare(
         production: what is compared with the reference of `rule`; None = the rule itself.
     """
     production = production or RULES[rule]
+    count, rule = PathCount(rule), ON_CHAINS.get(rule, rule)
     batch = _batch(seed, rounds)
     depth, width = batch.q_BKV.shape[1:]
     p_BTV = torch.from_numpy(batch.p_BTV).to(dtype)
@@ -92,7 +102,6 @@ def compare(
     )
     decided = torch.stack((verdict.num_accepted_B, verdict.token_B), 1).tolist()
     readings = _Readings(rule, batch, width)
-    count = PathCount(rule)
     for b, (length, tokens, got) in enumerate(
         zip(batch.lengths_B.tolist(), tokens_BK.tolist(), decided, strict=True)
     ):
@@ -121,7 +130,7 @@ def _judge(
         return
     count.wrong += 1
     if len(count.examples) < 3:
-        count.examples.append(f"{rule}: {round} gave {got}, margin {margin:.1e}")
+        count.examples.append(f"{count.rule}: {round} gave {got}, margin {margin:.1e}")
 
 
 class _Readings:
@@ -171,7 +180,7 @@ class _Readings:
         plain = round.noise
         watched = Noise(
             *(
-                lambda i, read=read: _Watched(read(i), met)
+                lambda i, read=read: Watched(read(i), met)
                 for read in (plain.test, plain.extra, plain.draft)
             )
         )
@@ -182,14 +191,14 @@ class _Readings:
 
 
 @dataclass(frozen=True, slots=True)
-class _Watched:
+class Watched:
     """A number that remembers how close its comparisons were."""
 
     value: float
     met: list[float]
 
-    def __mul__(self, factor: Number) -> _Watched:
-        return _Watched(self.value * float(factor), self.met)
+    def __mul__(self, factor: Number) -> Watched:
+        return Watched(self.value * float(factor), self.met)
 
     def __lt__(self, bound: Number) -> bool:
         self.met.append(abs(self.value - float(bound)))
@@ -250,8 +259,8 @@ def _batch(seed: int, rounds: int) -> _Batch:
     width, depth = int(chance.integers(2, 7)), int(chance.integers(0, 4))
     if depth == 0 and chance.random() < 0.7:
         depth = 3
-    p = _rows(chance, (rounds, depth + 1, width))
-    q = _rows(chance, (rounds, depth, width))
+    p = law_rows(chance, (rounds, depth + 1, width))
+    q = law_rows(chance, (rounds, depth, width))
     equal = chance.random((rounds, depth)) < 0.15
     q[equal] = p[:, :depth][equal]
     near = chance.random((rounds, depth)) < 0.15
@@ -268,7 +277,7 @@ def _batch(seed: int, rounds: int) -> _Batch:
     )
 
 
-def _rows(chance: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float64]:
+def law_rows(chance: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float64]:
     """Laws along the last axis: half of small whole numbers with zeros, half of random reals."""
     whole = chance.integers(0, 4, shape).astype(np.float64)
     whole[..., 0] += whole.sum(-1) == 0
@@ -280,10 +289,15 @@ def _rows(chance: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.flo
 def _law(batch: _Batch, form: str, dtype: torch.dtype) -> Law:
     rounds, depth, width = batch.q_BKV.shape
     table = torch.from_numpy(batch.q_BKV).to(dtype).reshape(rounds * depth, width)
-    if form == "dense":
-        return Law.dense(table)
     if form == "point":
         return Law.point(table.argmax(1) if rounds * depth else torch.zeros(0, dtype=torch.int64))
+    return as_form(table, form)
+
+
+def as_form(table_RV: Tensor, form: str) -> Law:
+    """A table of laws as it is (`dense`) or as supports (`sparse`)."""
+    if form == "dense":
+        return Law.dense(table_RV)
     # The support in front, padding of probability 0 behind: ids ascend as in the table.
-    ids = (table == 0).to(torch.int8).sort(dim=1, stable=True).indices
-    return Law.sparse(ids, table.gather(1, ids))
+    ids = (table_RV == 0).to(torch.int8).sort(dim=1, stable=True).indices
+    return Law.sparse(ids, table_RV.gather(1, ids))

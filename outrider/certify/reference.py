@@ -7,7 +7,7 @@ uniform is anything that answers `u * a < b`: a number, or an enumerator's undec
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, TypeAlias
 
@@ -17,13 +17,22 @@ Uniform: TypeAlias = Any
 """A number in [0, 1) or an object with `*`, `<` and `<=` that stands for one."""
 
 
+Race: TypeAlias = Callable[[int, LawRow, int], tuple[int, ...]]
+"""The first so many tokens by log law + G, G the noise of the round's i-th position."""
+
+
+def _no_race(position: int, law: LawRow, count: int) -> tuple[int, ...]:
+    raise AssertionError(f"a race at position {position}: this round has none")
+
+
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """The uniforms of one round by index: of streams ACCEPT, EXTRA and DRAFT."""
+    """The noise of one round: uniforms of streams ACCEPT, EXTRA and DRAFT by index, and races."""
 
     test: Callable[[int], Uniform]
     extra: Callable[[int], Uniform]
     draft: Callable[[int], Uniform]
+    race: Race = field(default=_no_race, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +58,12 @@ ReferenceRule: TypeAlias = Callable[[Round], Outcome]
 
 def inverse_cdf(weights: LawRow, uniform: Uniform) -> int:
     """The first index whose cumulative weight exceeds `u * sum`, or the last with weight."""
-    total, upto = sum(weights), 0 * weights[0]
+    scaled, upto = uniform * sum(weights[1:], start=weights[0]), 0 * weights[0]
     for token, weight in enumerate(weights):
-        upto += weight
-        if weight > 0 and uniform * total < upto:
-            return token
+        if weight > 0:
+            upto += weight
+            if scaled < upto:
+                return token
     return max(token for token, weight in enumerate(weights) if weight > 0)
 
 
