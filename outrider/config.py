@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
+import operator
+import reprlib
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,6 +39,42 @@ def check_whole(name: str, value: Any, least: int, most: int | None = None) -> N
         raise InvalidConfig(f"{name}={value!r}: a whole number of {limit} is due")
 
 
+def check_flag(name: str, value: Any) -> None:
+    """Refuses anything but True and False."""
+    if not isinstance(value, bool):
+        raise InvalidConfig(f"{name}={value!r}: True or False is due")
+
+
+def as_tokens(name: str, values: Any) -> tuple[int, ...]:
+    """Token ids as plain whole numbers, from any sequence, array or tensor of them.
+
+    Raises:
+        InvalidConfig: something else; a number with a fraction and a truth value are no tokens.
+    """
+    try:
+        if isinstance(values, (str, bytes, Mapping, Set)):
+            raise TypeError(f"{type(values).__name__} holds no token ids")
+        return tuple(_as_token(value) for value in _plain(values))
+    except (TypeError, ValueError) as error:
+        raise InvalidConfig(
+            f"{name}={reprlib.repr(values)}: a sequence of token ids (whole numbers) is due: "
+            f"{error}"
+        ) from error
+
+
+def _as_token(value: Any) -> int:
+    value = _plain(value)
+    if isinstance(value, bool):
+        raise TypeError("a truth value is no token")
+    return operator.index(value)
+
+
+def _plain(value: Any) -> Any:
+    """Arrays, tensors and their elements as Python's own objects; others as they are."""
+    convert = getattr(value, "tolist", None)
+    return value if convert is None else convert()
+
+
 def _between(name: str, value: Any, low: float, high: float, *, low_open: bool = False) -> None:
     """Refuses anything but a finite number from `low` (left out when open) to `high`."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -54,15 +92,17 @@ class SamplingParams:
     in this order. Defaults are vLLM's, except that max_tokens=None means up to the context.
 
     Attributes:
-        max_tokens: new tokens at most; None = as many as the context holds.
+        max_tokens: new tokens at most; None = as many as the context holds, which bounds every
+            text (its finish reason is then "length").
         min_tokens: new tokens before which no end or stop token can be drawn and no stop string
             acts.
         temperature: divides the logits; 0 is the one-hot law of the largest logit (greedy).
         top_k: keep the k largest logits; 0 = all.
         top_p: keep the smallest set of likeliest tokens whose mass reaches top_p.
         min_p: keep tokens at least min_p times as likely as the likeliest.
-        stop: strings at which the text ends; the string itself is not part of the text.
-        stop_token_ids: tokens at which the text ends, besides the model's own end of text.
+        stop: strings at which the text ends; the string itself is not part of the text. None = ().
+        stop_token_ids: tokens at which the text ends, besides the model's own end of text. None =
+            ().
         ignore_eos: do not end at the model's end of text.
         seed: 64-bit seed of the request's noise; None draws one from the system.
         n: samples per prompt.
@@ -84,15 +124,16 @@ class SamplingParams:
     n: int = 1
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "stop", _as_stops(self.stop))
+        ends = () if self.stop_token_ids is None else self.stop_token_ids
+        object.__setattr__(self, "stop_token_ids", as_tokens("stop_token_ids", ends))
         if self.max_tokens is not None:
             check_whole("max_tokens", self.max_tokens, 1)
         check_whole("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidConfig(
-                f"min_tokens={self.min_tokens} exceeds max_tokens={self.max_tokens}"
+                f"min_tokens={self.min_tokens} exceeds max_tokens={self.max_tokens}; "
+                "lower the one or raise the other"
             )
         _between("temperature", self.temperature, 0.0, 1e6)
         if 0 < self.temperature < 1e-6:
@@ -105,11 +146,20 @@ class SamplingParams:
         check_whole("n", self.n, 1)
         if self.seed is not None:
             check_whole("seed", self.seed, 0, MAX_SEED)
-        for text in stop:
-            if not isinstance(text, str) or not text:
-                raise InvalidConfig(f"stop={stop!r}: every stop string must be non-empty text")
+        check_flag("ignore_eos", self.ignore_eos)
         for token in self.stop_token_ids:
             check_whole("stop_token_ids", token, 0)
+
+
+def _as_stops(stop: Any) -> tuple[str, ...]:
+    """One stop string, several or None, as several."""
+    if stop is None:
+        return ()
+    several = (stop,) if isinstance(stop, str) else stop
+    usual = isinstance(several, (tuple, list, Set))
+    if not usual or not all(isinstance(text, str) and text for text in several):
+        raise InvalidConfig(f"stop={stop!r}: non-empty text is due, or several in a list")
+    return tuple(several)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +195,7 @@ class SpeculativeDecoderConfig:
         _between("cost_ratio", self.cost_ratio, 0.0, math.inf)
         if self.eos_token is not None:
             check_whole("eos_token", self.eos_token, 0)
+        check_flag("stop_on_eos", self.stop_on_eos)
         if self.stop_on_eos and self.eos_token is None:
             raise InvalidConfig("stop_on_eos=True needs eos_token; use with_eos(token)")
 

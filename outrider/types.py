@@ -188,7 +188,11 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A finished text: the fields of its deltas put together, and the request's own metrics."""
+    """A finished text: the fields of its deltas put together, and the request's own metrics.
+
+    `seed` is the one the text was made with, also where the system drew it: asking for it gives the
+    text again (with the rule that made it, as a given seed means `coupled` by default).
+    """
 
     index: int
     text: str
@@ -197,9 +201,10 @@ class Completion:
     finish_reason: FinishReason
     stop_reason: str | int | None
     stats: SpeculativeMetrics
+    seed: int
 
     @classmethod
-    def of(cls, deltas: Sequenced[Delta], stats: SpeculativeMetrics) -> Completion:
+    def of(cls, deltas: Sequenced[Delta], stats: SpeculativeMetrics, seed: int) -> Completion:
         """Joins the deltas of one finished text."""
         last = deltas[-1]
         assert last.finish_reason is not None
@@ -211,4 +216,5 @@ class Completion:
             finish_reason=last.finish_reason,
             stop_reason=last.stop_reason,
             stats=stats,
+            seed=seed,
         )

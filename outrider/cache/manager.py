@@ -13,7 +13,11 @@ import torch
 from torch import Tensor
 
 from outrider.cache.blocks import BLOCK_SLOTS, BlockAllocator
+from outrider.config import check_whole
 from outrider.errors import InvalidConfig, OutOfMemory
+
+KEPT_BLOCKS = 64
+"""Blocks an empty cache keeps for the next text: made anew each time they would cost more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ class CacheManager:
 
     `max_bytes` bounds what all pools may take, None is no bound. The pools' shapes are learnt from
     the first keys and values written, so families with layers of different shapes need no
-    description.
+    description. An empty cache gives large pools back.
     """
 
     def __init__(self, max_bytes: int | None = None) -> None:
@@ -63,6 +67,7 @@ class CacheManager:
         self._sequences: dict[int, _Sequence] = {}
         self._pools: dict[int, LayerPool] = {}
         self._next_handle = 0
+        self._known_block_bytes = 0
 
     @property
     def num_blocks(self) -> int:
@@ -79,6 +84,25 @@ class CacheManager:
         """Bytes the pools take."""
         pools = self._pools.values()
         return sum(tensor.nbytes for pool in pools for tensor in (pool.keys, pool.values))
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block in all layers; 0 until the first forward has shown them."""
+        if self.num_blocks and self._pools:
+            return self.cache_bytes // self.num_blocks
+        return self._known_block_bytes
+
+    def limit(self, max_bytes: int | None) -> None:
+        """Bound what the pools may take from now on; an empty cache gives its pools back.
+
+        Raises:
+            InvalidConfig: less than one block takes.
+        """
+        if max_bytes is not None:
+            check_whole("cache_bytes", max_bytes, max(1, self.block_bytes))
+        self._max_bytes = max_bytes
+        if not self._sequences:
+            self._drop_pools()
 
     def open(self, reserve: int) -> int:
         """Return the handle of a new empty sequence that may grow to about `reserve` tokens."""
@@ -175,6 +199,8 @@ class CacheManager:
                     pool.values[:, slots].zero_()
         self._allocator.release(seq, sequence.blocks)
         del self._sequences[seq]
+        if not self._sequences and self.num_blocks > KEPT_BLOCKS:
+            self._drop_pools()
 
     def _sequence(self, seq: int) -> _Sequence:
         sequence = self._sequences.get(seq)
@@ -195,16 +221,18 @@ class CacheManager:
                 pool.keys[:, goal] = pool.keys[:, source]
                 pool.values[:, goal] = pool.values[:, source]
 
-    def _block_bytes(self) -> int:
-        return self.cache_bytes // self.num_blocks if self.num_blocks else 0
+    def _drop_pools(self) -> None:
+        self._known_block_bytes = self.block_bytes
+        self._pools = {}
+        self._allocator = BlockAllocator()
 
     def _may_hold(self, num_blocks: int) -> bool:
-        return self._max_bytes is None or num_blocks * self._block_bytes() <= self._max_bytes
+        return self._max_bytes is None or num_blocks * self.block_bytes <= self._max_bytes
 
     def _ensure_free_block(self) -> None:
         if self._allocator.num_free:
             return
-        for wanted in (2 * self.num_blocks, self.num_blocks + 1):
+        for wanted in (2 * self.num_blocks or 1, self.num_blocks + 1):
             if self._may_hold(wanted):
                 self._grow(wanted)
                 return

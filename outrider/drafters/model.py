@@ -18,6 +18,9 @@ class ModelDrafter(Drafter):
 
     The draft's cache follows the text: the tokens it has not read yet are read with the first
     forward of a round, then each drafted token but the last takes one forward more.
+
+    A token beyond the draft's own width is read as its last one: a guess made from a slightly
+    wrong text costs speed only, and the drafting goes on.
     """
 
     name = "draft"
@@ -27,6 +30,7 @@ class ModelDrafter(Drafter):
         self.vocab_size = model.vocab_size
         self.chunk = chunk
         self._width = vocab_size
+        self._last = model.vocab_size - 1
         self._handles: dict[int, int] = {}
 
     def propose(
@@ -53,7 +57,7 @@ class ModelDrafter(Drafter):
     def _pending(self, text: Sequence) -> list[int]:
         handle = self._handles.get(text.key)
         if handle is None:
-            handle = self._handles[text.key] = self.model.open(len(text.tokens) + text.remaining)
+            handle = self._handles[text.key] = self.model.open(text.expected)
         return text.tokens[self.model.length(handle) :]
 
     def _read(self, handles: list[int], pending: list[list[int]]) -> torch.Tensor:
@@ -62,9 +66,10 @@ class ModelDrafter(Drafter):
             while len(tokens) > self.chunk:
                 head, tokens[:] = tokens[: self.chunk], tokens[self.chunk :]
                 nothing = torch.empty(0, dtype=torch.int64)
-                self.model.score(Rows((handle,), (self.chunk,), torch.tensor(head), None, nothing))
+                read = torch.tensor([min(token, self._last) for token in head])
+                self.model.score(Rows((handle,), (self.chunk,), read, None, nothing))
         counts = tuple(len(tokens) for tokens in pending)
-        flat = torch.tensor([token for tokens in pending for token in tokens])
+        flat = torch.tensor([min(token, self._last) for tokens in pending for token in tokens])
         ends = torch.tensor(list(itertools.accumulate(counts)))
         last = None if len(flat) == len(counts) else ends - 1
         return self.model.score(Rows(tuple(handles), counts, flat, None, last))

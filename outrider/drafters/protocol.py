@@ -7,6 +7,7 @@ from collections.abc import Sequence as Sequenced
 
 from torch import Tensor
 
+from outrider.config import as_tokens
 from outrider.decoding import Draft
 from outrider.drafters.base import Drafter, RoundDraws
 from outrider.errors import (
@@ -55,13 +56,19 @@ class ProtocolDrafter(Drafter):
                 laws.append(None)
                 continue
             proposal = self._ask(text, depth, draws, member)
-            tokens.append([int(token) for token in proposal.tokens])
+            tokens.append(proposal.tokens)
             laws.append(self._check(proposal, depth))
         return draws.trusted(tokens, laws)
 
     def _ask(self, text: Sequence, depth: int, draws: RoundDraws, member: int) -> DraftProposal:
+        """The model's answer, of plain lists whose tokens are whole numbers."""
         try:
-            return self.model.propose(tuple(text.tokens), depth, draws.rng(member))
+            answer = self.model.propose(tuple(text.tokens), depth, draws.rng(member))
+            return DraftProposal(
+                as_tokens(f"{self.name}.propose's tokens", answer.tokens),
+                list(answer.token_logprobs),
+                None if answer.distributions is None else list(answer.distributions),
+            )
         except OutriderError:
             raise
         except Exception as error:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Sequenced
 from dataclasses import replace
+from typing import Any
 
-from outrider.config import SpeculativeDecoderConfig
+from outrider.config import SpeculativeDecoderConfig, as_tokens
 from outrider.drafters.base import Drafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.none import NoDrafter
@@ -137,19 +138,24 @@ class SpeculativeDecoder:
     ) -> list[list[int]]:
         """The continuation of each prefix; row by row what `generate` gives under the same seed."""
         sampling = self.config.sampling
+        prompts = [as_tokens("prefix", prefix) for prefix in _rows(prefixes)]
         if max_tokens is not None:
             if max_tokens == 0:
-                return [self._nothing(prefix) for prefix in prefixes]
+                return [self._nothing(prompt) for prompt in prompts]
             sampling = replace(sampling, max_tokens=max_tokens)
         if seed is not None:
             sampling = replace(sampling, seed=seed)
-        requests = [
-            Request(tuple(int(t) for t in prefix), sampling, rule=self.config.rule)
-            for prefix in prefixes
-        ]
+        requests = [Request(prompt, sampling, rule=self.config.rule) for prompt in prompts]
         done = self._requests.complete(requests)
         return [list(completion.token_ids) for completion in done]
 
-    def _nothing(self, prefix: Sequenced[int]) -> list[int]:
-        self._requests.check(Request(tuple(prefix), self.config.sampling, rule=self.config.rule))
+    def _nothing(self, prompt: tuple[int, ...]) -> list[int]:
+        self._requests.check(Request(prompt, self.config.sampling, rule=self.config.rule))
         return []
+
+
+def _rows(prefixes: Any) -> list[Any]:
+    try:
+        return list(prefixes)
+    except TypeError as error:
+        raise InvalidConfig(f"prefixes={prefixes!r}: several sequences are due") from error

@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from outrider.engine.text import Decodes, TextAssembler
 from outrider.errors import InvalidConfig
 from outrider.sequence import Sequence
-from outrider.types import Delta, Source
+from outrider.types import Delta, FinishReason, Source
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a round adds to one text, made whole before any of it is applied.
+
+    Applying it twice is applying it once: everything names the place it goes to.
+    """
+
+    num_tokens: int
+    num_deltas: int
+    delta: Delta
+    assembler: TextAssembler | None
+
+    def settle(self, text: Sequence) -> None:
+        """Appends the tokens and ends the text where they end it."""
+        text.tokens[self.num_tokens :] = self.delta.token_ids
+        text.sources[self.num_tokens - text.num_prompt :] = self.delta.sources
+        text.finish_reason, text.stop_reason = self.delta.finish_reason, self.delta.stop_reason
+
+    def hand_out(self, text: Sequence) -> None:
+        """Puts the delta into the text's outbox."""
+        text.outbox[self.num_deltas :] = [self.delta]
 
 
 class Emitter:
@@ -18,6 +43,7 @@ class Emitter:
     def __init__(self, tokenizer: Decodes | None) -> None:
         self._tokenizer = tokenizer
         self._assemblers: dict[int, TextAssembler] = {}
+        self._kept: dict[int, Kept] = {}
 
     def open(self, text: Sequence) -> None:
         """Prepares for a new text.
@@ -34,43 +60,63 @@ class Emitter:
                 f"stop={text.request.sampling.stop!r} needs a tokenizer; use LLM, or stop_token_ids"
             )
 
-    def keep(self, text: Sequence, tokens: list[int]) -> list[int]:
-        """The tokens up to and including the first that ends the text; sets its finish reason."""
+    def keep(self, text: Sequence, tokens: list[int], sources: list[Source]) -> int:
+        """Settles the tokens up to and including the first that ends the text; returns how many.
+
+        The outcome is noted whole before the text changes, so that `emit` can finish what an
+        interrupt broke off.
+        """
+        kept = self._kept[text.key] = self._cut(text, tokens, sources)
+        kept.settle(text)
+        return len(kept.delta.token_ids)
+
+    def emit(self, text: Sequence) -> bool:
+        """Hands out the delta of what was kept last; False where nothing was."""
+        kept = self._kept.get(text.key)
+        if kept is None:
+            return False
+        kept.settle(text)
+        if kept.assembler is not None:
+            self._assemblers[text.key] = kept.assembler
+        kept.hand_out(text)
+        del self._kept[text.key]
+        return True
+
+    def _cut(self, text: Sequence, tokens: list[int], sources: list[Source]) -> Kept:
         assembler = self._assemblers.get(text.key)
+        assembler = assembler and assembler.copy()
         params = text.request.sampling
+        finish: FinishReason | None = None
+        reason: str | int | None = None
+        num = 0
         for num, token in enumerate(tokens, start=1):
             late = text.num_output + num >= params.min_tokens
             if token in params.stop_token_ids:
-                text.finish_reason, text.stop_reason = "stop", token
+                finish, reason = "stop", token
             elif token in text.end_tokens:
-                text.finish_reason = "stop"
+                finish = "stop"
             elif assembler and (stop := assembler.push(token, watch=late)) is not None:
-                text.finish_reason, text.stop_reason = "stop", stop
+                finish, reason = "stop", stop
             elif text.num_output + num == text.max_tokens:
-                text.finish_reason = "length"
-            if text.finish_reason is not None:
-                return tokens[:num]
-        return tokens
-
-    def emit(self, text: Sequence, tokens: list[int], sources: list[Source]) -> None:
-        """Puts the round's delta into the text's outbox."""
-        assembler = self._assemblers.get(text.key)
+                finish = "length"
+            if finish is not None:
+                break
         new = ""
-        if assembler and text.finish_reason is None:
+        if assembler and finish is None:
             new = assembler.take()
         elif assembler:
-            new = assembler.finish(stopped=isinstance(text.stop_reason, str))
-        text.outbox.append(
-            Delta(
-                index=text.request.sample,
-                text=new,
-                token_ids=tuple(tokens),
-                sources=tuple(sources),
-                finish_reason=text.finish_reason,
-                stop_reason=text.stop_reason,
-            )
+            new = assembler.finish(stopped=isinstance(reason, str))
+        delta = Delta(
+            index=text.request.sample,
+            text=new,
+            token_ids=tuple(tokens[:num]),
+            sources=tuple(sources[:num]),
+            finish_reason=finish,
+            stop_reason=reason,
         )
+        return Kept(len(text.tokens), len(text.outbox), delta, assembler)
 
     def close(self, text: Sequence) -> None:
         """Forgets the text."""
         self._assemblers.pop(text.key, None)
+        self._kept.pop(text.key, None)

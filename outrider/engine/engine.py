@@ -22,7 +22,6 @@ from outrider.engine.group import Group, Scores, alphas, score
 from outrider.engine.laps import Laps
 from outrider.engine.memory import out_of_memory
 from outrider.engine.scheduler import Scheduler
-from outrider.errors import OutOfMemory
 from outrider.models.base import Target
 from outrider.sequence import Sequence
 from outrider.types import Source, SpeculativeMetrics
@@ -78,7 +77,7 @@ class Engine:
 
     def _round(self, group: Group) -> None:
         """The route of one group: propose, score, verify, commit, emit."""
-        with self._all_or_nothing(group), Laps(self.metrics) as lap:
+        with self._all_or_nothing(group), Laps(self.metrics, group.stats) as lap:
             noise_B = group.noise()
             draws = GroupDraws(group.rule, noise_B, group.controls, self.target.vocab_size)
             draft = group.drafter.propose(group.texts, group.depths(), draws)
@@ -126,25 +125,20 @@ class Engine:
             if text.error is not None:
                 continue
             pending = self.target.num_staged(text.handle) - drafted[b]
-            kept = self._emitter.keep(text, [*chains[b][: accepted[b]], extra[b]])
             last: Source = "bonus" if accepted[b] == drafted[b] else "correction"
             sources: list[Source] = ["draft"] * accepted[b] + [last]
-            text.sources += sources[: len(kept)]
-            text.tokens += kept
+            kept = self._emitter.keep(text, [*chains[b][: accepted[b]], extra[b]], sources)
             self.target.commit(text.handle, pending + accepted[b])
             group.drafter.commit(text, accepted[b])
             for metrics in (self.metrics, text.stats):
-                metrics.record_round(drafted[b], min(accepted[b], len(kept)), len(kept))
+                metrics.record_round(drafted[b], min(accepted[b], kept), kept)
                 metrics.record_alpha(alphas_B[b], min(accepted[b] + 1, drafted[b]))
 
     def _emit(self, group: Group) -> None:
         """Hands each text's reader the tokens settled and not handed out yet."""
         for text in group.texts:
-            new = text.tokens[text.num_prompt + text.emitted :]
-            if new:
+            if self._emitter.emit(text):
                 text.stats.wall_s = time.perf_counter() - text.started_s
-                self._emitter.emit(text, new, text.sources[text.emitted : text.num_output])
-                text.emitted = text.num_output
 
     @contextmanager
     def _all_or_nothing(self, group: Group) -> Iterator[None]:
@@ -163,15 +157,22 @@ class Engine:
     def _spare(self, group: Group, error: Exception) -> None:
         """Out of memory: drop the drafts first, then admit less, then give the text up."""
         if group.drafter is not self._plain:
+            going = [text for text in group.texts if not text.finished]
+            plain = Group(going, self._plain, group.rule)
             try:
-                going = [text for text in group.texts if not text.finished]
-                self._round(Group(going, self._plain, group.rule))
+                self._round(plain)
             except Exception as again:
                 error = again
             else:
                 return
-        if not out_of_memory(error) or not self._scheduler.suspend_last():
+            if not out_of_memory(error):
+                self._isolate(plain, error)
+                return
+        suspended = self._scheduler.suspend_last()
+        if suspended is None:
             self._fail(group, error)
+        else:
+            self.drafter.close(suspended)
 
     def _isolate(self, group: Group, error: Exception) -> None:
         """A failure ends the text that caused it: each goes through the round by itself."""
@@ -186,11 +187,10 @@ class Engine:
                 self._fail(alone, own)
 
     def _fail(self, group: Group, error: Exception) -> None:
-        """Ends every text of the group; whoever waits for one gets the error."""
-        if out_of_memory(error) and not isinstance(error, MemoryError):
-            error = OutOfMemory(f"{error}; ask for shorter texts, or fewer at a time (max_texts)")
+        """Ends every text of the group that goes on; whoever waits for one gets the error."""
         for text in group.texts:
-            text.error = error
+            if not text.finished:
+                text.error = error
 
     def submit(self, texts: list[Sequence]) -> None:
         """Queues new texts; `step` until they are finished, then read their outboxes."""

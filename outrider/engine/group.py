@@ -35,6 +35,7 @@ class Group:
         self.drafter = drafter
         self.rule = rule
         self.controls = Controls(texts)
+        self.stats = [text.stats for text in texts]
         self._seed_B = noise.as_key(text.seed for text in texts)
         self._sample_B = torch.tensor([text.request.sample for text in texts])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Literal, Self
 
@@ -12,10 +13,14 @@ Stage = Literal["draft_s", "score_s", "verify_s", "commit_s"]
 
 
 class Laps:
-    """Adds the time since the last lap to one stage of the metrics."""
+    """Adds the time since the last lap to one stage of the metrics.
 
-    def __init__(self, metrics: SpeculativeMetrics) -> None:
+    `shared` are the metrics of the round's texts: each counts the whole round it took part in.
+    """
+
+    def __init__(self, metrics: SpeculativeMetrics, shared: Iterable[SpeculativeMetrics]) -> None:
         self._metrics = metrics
+        self._all = (metrics, *shared)
         self._started = self._last = 0.0
 
     def __enter__(self) -> Self:
@@ -25,7 +30,8 @@ class Laps:
     def __call__(self, stage: Stage) -> None:
         """Ends a lap."""
         now = time.perf_counter()
-        setattr(self._metrics, stage, getattr(self._metrics, stage) + now - self._last)
+        for metrics in self._all:
+            setattr(metrics, stage, getattr(metrics, stage) + now - self._last)
         self._last = now
 
     def __exit__(

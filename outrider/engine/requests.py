@@ -10,7 +10,16 @@ from contextlib import contextmanager
 from outrider import noise
 from outrider.config import SamplingParams, check_rule, check_whole
 from outrider.engine.engine import Engine
-from outrider.errors import EmptyPrompt, InvalidConfig, PromptTooLong, TokenOutOfRange
+from outrider.engine.memory import out_of_memory
+from outrider.errors import (
+    EmptyPrompt,
+    InvalidConfig,
+    ModelError,
+    OutOfMemory,
+    OutriderError,
+    PromptTooLong,
+    TokenOutOfRange,
+)
 from outrider.sequence import Sequence
 from outrider.types import Completion, Delta, Request
 
@@ -40,19 +49,38 @@ def resolve_rule(rule: str | None, sampling: SamplingParams) -> str:
     return rule
 
 
+def raised(error: Exception) -> OutriderError:
+    """An error of one's own to raise for a text that ended with `error`, which is its cause.
+
+    Texts of several callers may have ended with the same one.
+    """
+    own: OutriderError | None = None
+    if isinstance(error, OutriderError):
+        try:
+            own = copy.copy(error)
+        except Exception:
+            own = None  # A class of the user's whose constructor wants more than the message.
+    elif out_of_memory(error):
+        own = OutOfMemory(f"{error}; ask for shorter texts, or fewer at a time (max_texts)")
+    own = own or ModelError(f"a round failed on this text: {error!r}")
+    own.__cause__ = error
+    return own
+
+
 class Requests:
     """Turns requests into texts of one engine.
 
     Args:
         engine: who makes them.
         depth: tokens drafted per round where a request does not say.
-        end_tokens: the model's own ends of text.
+        end_tokens: the model's own ends of text; those it cannot predict are left out.
     """
 
     def __init__(self, engine: Engine, *, depth: int, end_tokens: frozenset[int]) -> None:
         self.engine = engine
         self.depth = depth
-        self.end_tokens = end_tokens
+        width = engine.target.vocab_size
+        self.end_tokens = frozenset(token for token in end_tokens if 0 <= token < width)
 
     def check(self, request: Request) -> None:
         """Refuses what cannot be meant, before any work.
@@ -74,16 +102,26 @@ class Requests:
                 f"the prompt has {len(request.prompt)} tokens and the context holds "
                 f"{target.max_length}; shorten it to at most {target.max_length - 1}"
             )
+        room = self._room(request)
+        if room is not None and request.sampling.min_tokens > room:
+            raise InvalidConfig(
+                f"min_tokens={request.sampling.min_tokens} exceeds the {room} tokens the context "
+                f"of {target.max_length} leaves after the prompt; lower it, or shorten the prompt"
+            )
         if request.depth is not None:
             check_whole("depth", request.depth, 0)
         resolve_rule(request.rule, request.sampling)
 
+    def _room(self, request: Request) -> int | None:
+        """Tokens the context leaves after the prompt; None without a limit."""
+        longest = self.engine.target.max_length
+        return None if longest is None else longest - len(request.prompt)
+
     def text(self, request: Request) -> Sequence:
         """A new text for a checked request."""
         self.check(request)
-        sampling, target = request.sampling, self.engine.target
-        room = None if target.max_length is None else target.max_length - len(request.prompt)
-        limits = [limit for limit in (sampling.max_tokens, room) if limit is not None]
+        sampling = request.sampling
+        limits = [n for n in (sampling.max_tokens, self._room(request)) if n is not None]
         if not limits:
             raise InvalidConfig("max_tokens=None needs a target with a context length; set it")
         return Sequence(
@@ -115,16 +153,17 @@ class Requests:
             NonFinite, OutOfMemory, ModelError: what ended the text.
         """
         with self.running([request]) as (text,):
-            done = False
+            read, done = 0, False
             while not done:
                 # Another thread may have taken the last step; then only its deltas are left.
                 if not self.engine.settled([text]):
                     self.engine.step()
                 done = self.engine.settled([text])
-                while text.outbox:
-                    yield text.outbox.popleft()
+                while read < len(text.outbox):
+                    read += 1
+                    yield text.outbox[read - 1]
             if text.error is not None:
-                raise copy.copy(text.error)
+                raise raised(text.error)
 
     def complete(self, requests: list[Request]) -> list[Completion]:
         """All texts, in the order of the requests.
@@ -139,13 +178,12 @@ class Requests:
             while not self.engine.settled(texts):
                 self.engine.step()
             done = [
-                None if text.error else Completion.of(list(text.outbox), text.stats)
+                None if text.error else Completion.of(text.outbox, text.stats, text.seed)
                 for text in texts
             ]
             for text in texts:
                 if text.error is not None:
-                    # A copy, because texts of other callers may have ended with the same error.
-                    error = copy.copy(text.error)
+                    error = raised(text.error)
                     error.completions = done  # pyright: ignore[reportAttributeAccessIssue]
                     raise error
         return [completion for completion in done if completion is not None]

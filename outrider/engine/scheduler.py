@@ -37,33 +37,38 @@ class Scheduler:
                 self.waiting.popleft()
                 continue
             try:
-                text.handle = self.target.open(len(text.tokens) + text.remaining)
+                # An interrupt may have come between this and the queue: never open twice.
+                if text.handle is None:
+                    text.handle = self.target.open(text.expected)
             except Exception as error:
                 if out_of_memory(error) and self.active:
                     break
                 self.waiting.popleft().error = error
                 continue
-            self.active.append(self.waiting.popleft())
+            if text not in self.active:
+                self.active.append(text)
+            self.waiting.popleft()
         return list(self.active)
 
-    def suspend_last(self) -> bool:
-        """Sends the newest text back to the queue and admits one less; False where one is left."""
+    def suspend_last(self) -> Sequence | None:
+        """Sends the newest text back to the queue and admits one less; None where one is left."""
         if len(self.active) < 2:
-            return False
-        self.waiting.appendleft(self._drop(self.active[-1]))
+            return None
+        text = self.active[-1]
+        self._drop(text)
+        self.waiting.appendleft(text)
         self.limit = len(self.active)
-        return True
+        return text
 
     def release(self, text: Sequence) -> None:
         """Takes a text out, wherever it is."""
-        if text in self.active:
-            self._drop(text)
-        elif text in self.waiting:
+        if text in self.waiting:
             self.waiting.remove(text)
+        self._drop(text)
 
-    def _drop(self, text: Sequence) -> Sequence:
-        self.active.remove(text)
-        if text.handle is not None:
-            self.target.close(text.handle)
-            text.handle = None
-        return text
+    def _drop(self, text: Sequence) -> None:
+        handle, text.handle = text.handle, None
+        if handle is not None:
+            self.target.close(handle)
+        if text in self.active:
+            self.active.remove(text)

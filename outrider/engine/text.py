@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -33,6 +34,12 @@ class TextAssembler:
         self._held = ""
         self._searched = 0
 
+    def copy(self) -> TextAssembler:
+        """The same state, to go on from by itself."""
+        other = copy.copy(self)
+        other._window = list(self._window)
+        return other
+
     def push(self, token: int, *, watch: bool = True) -> str | None:
         """Adds a token; returns the stop string it completes, if any.
 
@@ -50,10 +57,19 @@ class TextAssembler:
         return stop
 
     def _settle(self, text: str) -> None:
-        self._held += text[len(self._before) :]
+        self._held += text[self._known(text) :]
         self._window = self._window[-LONGEST_CHARACTER:]
         self._settled = len(self._window)
         self._before = self._tokenizer.decode(self._window)
+
+    def _known(self, text: str) -> int:
+        """How much of the text was there before the waiting tokens.
+
+        A prompt may end inside a character: once that is complete, it is new.
+        """
+        if text.startswith(self._before):
+            return len(self._before)
+        return len(self._before.rstrip(BROKEN))
 
     def _give_up_first(self) -> None:
         """The oldest waiting token cannot begin a character any more: it is broken text."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
-from outrider.config import SamplingParams, check_rule, nearest
+from outrider.config import SamplingParams, as_tokens, check_rule, check_whole, nearest
 from outrider.drafters import Drafter, NoDrafter
 from outrider.engine import Emitter, Engine, Requests
 from outrider.errors import EmptyPrompt, InvalidConfig
-from outrider.llm.load import Placement, as_dtype, folder_of, load_drafter
+from outrider.llm.load import Placement, as_dtype, folder_of, load_drafter, share_cache
 from outrider.llm.options import Speculation
 from outrider.models.hf import HuggingFaceTarget
 from outrider.models.text import TextTokenizer
@@ -40,8 +40,7 @@ class LLM:
         prefill_chunk: int = 512,
     ) -> None:
         for name, value in (("k", k), ("max_texts", max_texts), ("prefill_chunk", prefill_chunk)):
-            if not isinstance(value, int) or value < 1:
-                raise InvalidConfig(f"{name}={value!r}: a whole number of at least 1 is due")
+            check_whole(name, value, 1)
         if rule is not None:
             check_rule(rule)
         self.tokenizer = tokenizer
@@ -72,12 +71,14 @@ class LLM:
             device: where the models run; None = the CPU.
             dtype: "float32", "bfloat16", ...; None = bfloat16 where the processor has it.
             strict: one arithmetic class for everything, so that logits are equal bit for bit.
-            speculative_config: vLLM's dictionary; takes precedence over `drafter` and `k`.
-            **options: k, rule, max_texts, prefill_chunk, cache_bytes, and pack (weights laid out
-                for several rows; None = for a target that verifies drafts).
+            speculative_config: vLLM's dictionary, instead of `drafter`, `k` and `rule`.
+            **options: k, rule, max_texts, prefill_chunk, cache_bytes (of target and draft model
+                together), and pack (weights laid out for several rows; None = for a target that
+                verifies drafts).
 
         Raises:
-            InvalidConfig: an unknown option, with the nearest known one.
+            InvalidConfig: an unknown option, with the nearest known one; a value that cannot be
+                meant; options that contradict each other.
             ModelError, UnsupportedModel, VocabularyMismatch, MissingExtra: what cannot be loaded.
         """
         for name in options:
@@ -86,23 +87,28 @@ class LLM:
                     f"option {name!r} does not exist; options are {', '.join(OPTIONS)}"
                     + nearest(name, OPTIONS)
                 )
+        if not isinstance(drafter, (str, Drafter)):
+            raise InvalidConfig(
+                f"drafter={drafter!r}: a Drafter or a spec is due; 'none' decodes plainly"
+            )
+        k_given = "k" in options
         asked = Speculation(
             drafter if isinstance(drafter, str) else "none",
             options.pop("k", 4),
             options.pop("rule", None),
-        ).updated(speculative_config or {})
+        )
+        if speculative_config is not None:
+            asked = _instead(asked, drafter, speculative_config, k_given=k_given)
+        cache_bytes = options.pop("cache_bytes", None)
         place = Placement(
-            device,
-            as_dtype(dtype),
-            bool(strict),
-            options.pop("pack", None),
-            options.pop("cache_bytes", None),
+            device, as_dtype(dtype), False if strict is None else strict, options.pop("pack", None)
         )
         folder = folder_of(model)
         tokenizer = TextTokenizer(folder)
         if isinstance(drafter, str):
             drafter = load_drafter(asked, model, tokenizer, place)
         target = place.load(folder, many_rows=not isinstance(drafter, NoDrafter))
+        share_cache(cache_bytes, target, drafter)
         return cls(target, tokenizer, drafter, k=asked.k, rule=asked.rule, **options)
 
     @property
@@ -133,13 +139,7 @@ class LLM:
                 exception's attribute `completions`.
         """
         several = _several(prompts)
-        params = sampling_params or SamplingParams()
-        each = [params] * len(several) if isinstance(params, SamplingParams) else list(params)
-        if len(each) != len(several):
-            raise InvalidConfig(
-                f"{len(several)} prompts came with {len(each)} sampling params; give one for all, "
-                "or one per prompt"
-            )
+        each = _each(sampling_params, len(several))
         requests = [
             request
             for prompt, one in zip(several, each, strict=True)
@@ -161,7 +161,7 @@ class LLM:
         Raises:
             InvalidConfig: more than one sample; and whatever `generate` raises.
         """
-        params = sampling_params or SamplingParams()
+        (params,) = _each(sampling_params, 1)
         if params.n > 1:
             raise InvalidConfig(f"n={params.n}: a stream carries one text; use generate(...)")
         (request,) = self._of(prompt, params, depth)
@@ -181,9 +181,12 @@ class LLM:
         return self.generate([self.tokenizer.chat(messages)], sampling_params)
 
     def _of(self, prompt: Prompt, params: SamplingParams, depth: int | None) -> list[Request]:
-        if not prompt:
+        if isinstance(prompt, str):
+            tokens = tuple(self.tokenizer.encode(prompt)) if prompt else ()
+        else:
+            tokens = as_tokens("prompt", prompt)
+        if not tokens:
             raise EmptyPrompt("the prompt is empty; give at least one character to continue from")
-        tokens = tuple(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
         return [Request(tokens, params, sample, self.rule, depth) for sample in range(params.n)]
 
     def info(self) -> dict[str, Any]:
@@ -198,10 +201,59 @@ class LLM:
         }
 
 
-def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several, as several; a list of whole numbers is one prompt."""
+def _instead(
+    asked: Speculation, drafter: str | Drafter, config: Mapping[str, Any], *, k_given: bool
+) -> Speculation:
+    """What a `speculative_config` says, where nothing else says otherwise."""
+    meant = asked.updated(config)
+    names_one = any(config.get(key) is not None for key in ("method", "model"))
+    other_drafter = drafter != "auto" and meant.drafter != asked.drafter
+    clashes = {
+        "drafter": other_drafter or (names_one and isinstance(drafter, Drafter)),
+        "k": k_given and meant.k != asked.k,
+        "rule": asked.rule is not None and meant.rule != asked.rule,
+    }
+    for name, clash in clashes.items():
+        if clash:
+            raise InvalidConfig(
+                f"{name} and speculative_config={dict(config)!r} contradict each other; give one"
+            )
+    return meant
+
+
+def _several(prompts: Any) -> list[Any]:
+    """One prompt or several, as several; whole numbers, whatever holds them, are one prompt."""
     if isinstance(prompts, str):
         return [prompts]
-    if prompts and all(isinstance(token, int) for token in prompts):
-        return [cast("Sequence[int]", prompts)]
-    return list(cast("Sequence[Prompt]", prompts))
+    if isinstance(prompts, (bytes, Mapping, Set)) or not isinstance(prompts, Iterable):
+        raise InvalidConfig(
+            f"prompts={prompts!r}: text, token ids, or a list of prompts of either kind is due"
+        )
+    several = list(cast("Iterable[Any]", prompts))
+    # A prompt is text or has a length; a number, also one of an array, has none.
+    tokens = several and not any(isinstance(item, str) or _ndim(item) for item in several)
+    return [several] if tokens else several
+
+
+def _ndim(item: Any) -> bool:
+    """Whether an item holds others."""
+    ndim = getattr(item, "ndim", None)
+    return isinstance(item, Iterable) if ndim is None else ndim > 0
+
+
+def _each(params: Any, num_prompts: int) -> list[SamplingParams]:
+    """Sampling parameters of each prompt."""
+    if params is None:
+        params = SamplingParams()
+    if isinstance(params, SamplingParams):
+        return [params] * num_prompts
+    each: list[Any] = list(params) if isinstance(params, (list, tuple)) else [params]
+    for one in each:
+        if not isinstance(one, SamplingParams):
+            raise InvalidConfig(f"sampling_params={one!r}: SamplingParams(...) is due")
+    if len(each) != num_prompts:
+        raise InvalidConfig(
+            f"{num_prompts} prompts came with {len(each)} sampling params; give one for all, "
+            "or one per prompt"
+        )
+    return each

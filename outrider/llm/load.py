@@ -7,11 +7,12 @@ from pathlib import Path
 
 import torch
 
+from outrider.config import check_flag, check_whole
 from outrider.drafters import Drafter, DrafterSpec, ModelDrafter, NgramDrafter, NoDrafter
 from outrider.errors import InvalidConfig, ModelError, VocabularyMismatch
 from outrider.llm.options import Speculation
 from outrider.models.bundled import bundled_path
-from outrider.models.hf import HuggingFaceTarget
+from outrider.models.hf import HuggingFaceTarget, model_folder
 from outrider.models.text import TextTokenizer
 
 BUNDLED = "bundled"
@@ -26,7 +27,11 @@ class Placement:
     dtype: torch.dtype | None = None
     strict: bool = False
     pack: bool | None = None
-    cache_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        check_flag("strict", self.strict)
+        if self.pack is not None:
+            check_flag("pack", self.pack)
 
     def load(self, folder: Path, *, many_rows: bool) -> HuggingFaceTarget:
         """The model of a folder; packed for forwards of many rows where `pack` does not say."""
@@ -36,7 +41,6 @@ class Placement:
             dtype=self.dtype,
             strict=self.strict,
             pack=many_rows if self.pack is None else self.pack,
-            cache_bytes=self.cache_bytes,
         )
 
 
@@ -48,7 +52,7 @@ def as_dtype(name: str | torch.dtype | None) -> torch.dtype | None:
     """
     if name is None or name == "auto" or isinstance(name, torch.dtype):
         return None if isinstance(name, str) else name
-    if name not in DTYPES:
+    if not isinstance(name, str) or name not in DTYPES:
         raise InvalidConfig(f"dtype={name!r} does not exist; dtypes are {', '.join(DTYPES)}")
     return DTYPES[name]
 
@@ -57,9 +61,12 @@ def folder_of(model: str | Path) -> Path:
     """The folder of `"bundled"` or of a path.
 
     Raises:
-        ModelError: nothing is there.
+        InvalidConfig: something else than a path.
+        ModelError: nothing is there, or no model.
         MissingExtra: the bundled models are not installed.
     """
+    if not isinstance(model, (str, Path)):
+        raise InvalidConfig(f"model={model!r}: the path of a model folder, or 'bundled', is due")
     if str(model) == BUNDLED:
         return bundled_path("target")
     folder = Path(model).expanduser()
@@ -68,7 +75,23 @@ def folder_of(model: str | Path) -> Path:
             f"model={str(model)!r} is no folder; give a folder saved with save_pretrained, "
             "or 'bundled'"
         )
-    return folder
+    return model_folder(folder)
+
+
+def share_cache(cache_bytes: int | None, target: HuggingFaceTarget, drafter: Drafter) -> None:
+    """Bounds all caches together: target and draft model get room for as many tokens each.
+
+    Raises:
+        InvalidConfig: a bound that is no number of bytes, or holds no block of tokens.
+    """
+    if cache_bytes is None:
+        return
+    draft = drafter.model if isinstance(drafter, ModelDrafter) else None
+    models = [m for m in (target, draft) if isinstance(m, HuggingFaceTarget)]
+    total = sum(model.block_bytes for model in models)
+    check_whole("cache_bytes", cache_bytes, max(1, total))
+    for model in models:
+        model.limit_cache(cache_bytes * model.block_bytes // total)
 
 
 def draft_folder(spec: DrafterSpec, model: str | Path) -> Path | None:
@@ -80,7 +103,7 @@ def draft_folder(spec: DrafterSpec, model: str | Path) -> Path | None:
     if spec.kind == "draft":
         raise InvalidConfig(
             f"drafter='draft': the target {str(model)!r} has no registered draft model; "
-            "name one with draft:PATH"
+            "name one with draft:PATH (in a speculative_config with 'model')"
         )
     return None
 

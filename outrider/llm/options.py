@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from os import PathLike, fspath
 from typing import Any
 
-from outrider.config import nearest
+from outrider.config import check_whole, nearest
 from outrider.errors import InvalidConfig
 
 METHODS = {"draft_model": "draft", "ngram": "ngram", "none": "none"}
@@ -37,37 +38,71 @@ class Speculation:
         Raises:
             InvalidConfig: an unknown key or value, with the nearest known one.
         """
+        if not isinstance(config, Mapping):
+            raise InvalidConfig(f"speculative_config={config!r}: a dictionary is due")
         for key in config:
             if key not in KEYS:
                 raise InvalidConfig(
                     f"speculative_config key {key!r} is not supported; keys are {', '.join(KEYS)}"
-                    + nearest(key, KEYS)
+                    + nearest(str(key), KEYS)
                 )
-        drafter = self.drafter
-        if "method" in config:
-            method = config["method"]
-            if method not in METHODS:
-                raise InvalidConfig(
-                    f"speculative_config method {method!r} is not supported; methods are "
-                    f"{', '.join(METHODS)}" + nearest(str(method), METHODS)
-                )
-            drafter = METHODS[method]
-        if "model" in config and config["model"] != "[ngram]":
-            drafter = f"draft:{config['model']}"
+        given = {key: value for key, value in config.items() if value is not None}
+        drafter = _drafter(given) or self.drafter
         rule = self.rule
-        if "rejection_sample_method" in config:
-            method = config["rejection_sample_method"]
-            if method not in RULES:
+        if "rejection_sample_method" in given:
+            rule = RULES[_known("rejection_sample_method", given, RULES)]
+        shortest, longest = self._lookup(given, drafter)
+        k = given.get("num_speculative_tokens", self.k)
+        check_whole("num_speculative_tokens", k, 1)
+        return Speculation(drafter, k, rule, shortest, longest)
+
+    def _lookup(self, given: Mapping[str, Any], drafter: str) -> tuple[int, int]:
+        """Lengths of the n-grams looked up; one that is not given follows the other."""
+        names = [name for name in ("prompt_lookup_min", "prompt_lookup_max") if name in given]
+        for name in names:
+            check_whole(name, given[name], 1)
+            if drafter not in ("ngram", "auto"):
                 raise InvalidConfig(
-                    f"rejection_sample_method {method!r} is not supported; methods are "
-                    f"{', '.join(RULES)}" + nearest(str(method), RULES)
+                    f"speculative_config {name} is for method 'ngram', not for drafter "
+                    f"{drafter!r}; leave one out"
                 )
-            rule = RULES[method]
-        longest = int(config.get("prompt_lookup_max", max(self.longest, 1)))
-        return Speculation(
-            drafter=drafter,
-            k=config.get("num_speculative_tokens", self.k),
-            rule=rule,
-            shortest=int(config.get("prompt_lookup_min", min(self.shortest, longest))),
-            longest=longest,
+        least, most = given.get("prompt_lookup_min"), given.get("prompt_lookup_max")
+        if least is None:
+            least = self.shortest if most is None else min(self.shortest, most)
+        if most is None:
+            most = max(self.longest, least)
+        if least > most:
+            raise InvalidConfig(
+                f"prompt_lookup_min={least} exceeds prompt_lookup_max={most}; "
+                "lower the one or raise the other"
+            )
+        return least, most
+
+
+def _known(name: str, given: Mapping[str, Any], values: Mapping[str, str]) -> str:
+    """The value of `name`, one of `values`."""
+    value = given[name]
+    if not isinstance(value, str) or value not in values:
+        raise InvalidConfig(
+            f"speculative_config {name} {value!r} is not supported; {name.rpartition('_')[2]}s are "
+            f"{', '.join(values)}" + nearest(str(value), values)
         )
+    return value
+
+
+def _drafter(given: Mapping[str, Any]) -> str | None:
+    """The drafter spec that `method` and `model` mean together; None where neither is given."""
+    method = METHODS[_known("method", given, METHODS)] if "method" in given else None
+    model = given.get("model")
+    if model is None:
+        return method
+    if not isinstance(model, (str, PathLike)):
+        raise InvalidConfig(f"speculative_config model {model!r}: the path of a folder is due")
+    # vLLM's older form names prompt lookup as a model.
+    meant = "ngram" if model == "[ngram]" else "draft"
+    if method not in (None, meant):
+        raise InvalidConfig(
+            f"speculative_config method {given['method']!r} and model {str(model)!r} contradict "
+            "each other; leave one out"
+        )
+    return "ngram" if meant == "ngram" else f"draft:{fspath(model)}"

@@ -33,10 +33,16 @@ from outrider.models.capability import (
     trial_tokens,
     try_out,
 )
-from outrider.models.packing import PackedLinear, arrange_linears
+from outrider.models.device import pick_device
+from outrider.models.packing import PackedLinear, arrange_linears, restore_linears
 from outrider.models.plan import Plan, make_plan
 from outrider.models.registration import register
-from outrider.models.strict import STRICT_ROWS, rows_keep_their_bits, slab_linears
+from outrider.models.strict import (
+    STRICT_ROWS,
+    rows_keep_their_bits,
+    slab_linears,
+    unslab_linears,
+)
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -46,7 +52,8 @@ class HuggingFaceTarget(Target):
     """A causal language model of transformers behind `score`, `commit` and `discard`.
 
     The wrapped model's attention implementation is changed to "outrider" for good; its own forward
-    and `generate` still work. `cache_bytes` bounds the block pools, None is no bound.
+    and `generate` still work. A model that is refused is left as it was. `cache_bytes` bounds the
+    block pools, None is no bound.
     """
 
     def __init__(
@@ -59,21 +66,26 @@ class HuggingFaceTarget(Target):
     ) -> None:
         register()
         check_by_looking(model)
-        self.model = model.eval()
+        if strict:
+            refuse_experts(model)
+        self.model = model
         self.strict = strict
         config = model.config.get_text_config()
         self.vocab_size = int(config.vocab_size)
         self.max_length = getattr(config, "max_position_embeddings", None)
         self.device = model.device
         self.dtype = model.dtype
-        self._cache = CacheManager(cache_bytes)
+        self._cache = CacheManager()
         # Families hand a 4-D mask through unread, which saves making one in each forward.
         self._no_mask = torch.empty(1, 1, 1, 1, dtype=torch.bool, device=self.device)
         self._picks_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._body: Body = attend_cpu
         self._align, self._row_multiple = 1, 1
         self.num_parameters = model.num_parameters()
-        self._adopt(pack)
+        with _as_it_was_if_refused(model):
+            model.eval()
+            self._adopt(pack)
+            self.limit_cache(cache_bytes)
 
     @classmethod
     def load(
@@ -92,18 +104,12 @@ class HuggingFaceTarget(Target):
         CPU.
 
         Raises:
+            InvalidConfig: a device this machine has not.
             ModelError: the folder is no model, or its files cannot be read.
             UnsupportedModel: the architecture cannot be used.
         """
-        folder = Path(path)
-        if not (folder / "config.json").is_file():
-            raise ModelError(
-                f"{str(folder)!r} is no model folder: it has no config.json; "
-                "give a folder saved by save_pretrained"
-            )
-        device = torch.device(device or "cpu")
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise InvalidConfig(f"device={str(device)!r}, but torch sees no GPU; use device='cpu'")
+        folder = model_folder(path)
+        device = pick_device("cpu" if device is None else device)
         try:
             with _no_progress_bar():
                 model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
@@ -126,7 +132,6 @@ class HuggingFaceTarget(Target):
         self.close(seq)
 
     def _make_strict(self) -> None:
-        refuse_experts(self.model)
         self._align, self._row_multiple = STRICT_BLOCK, STRICT_ROWS
         self._body = StrictBody()
         if rows_keep_their_bits(self):
@@ -139,6 +144,19 @@ class HuggingFaceTarget(Target):
                 f"{self.dtype} here: a row's "
                 "logits depend on the rows beside it even in slabs of equal width; use strict=False"
             )
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes that one block of cached tokens takes."""
+        return self._cache.block_bytes
+
+    def limit_cache(self, cache_bytes: int | None) -> None:
+        """Bound what the cache may take; None is no bound.
+
+        Raises:
+            InvalidConfig: less than one block takes.
+        """
+        self._cache.limit(cache_bytes)
 
     def open(self, reserve: int) -> int:
         """Return the handle of a new empty sequence."""
@@ -241,6 +259,40 @@ class HuggingFaceTarget(Target):
                 f"a sequence of {longest} tokens passes the model's context of {self.max_length}; "
                 "ask for fewer tokens"
             )
+
+
+def model_folder(path: str | Path) -> Path:
+    """The folder at `path`, if it can be a model's.
+
+    Raises:
+        ModelError: no folder, or one without a configuration.
+    """
+    folder = Path(path).expanduser()
+    if not (folder / "config.json").is_file():
+        raise ModelError(
+            f"{str(path)!r} is no model folder: it has no config.json; "
+            "give a folder saved by save_pretrained"
+        )
+    return folder
+
+
+@contextmanager
+def _as_it_was_if_refused(model: PreTrainedModel) -> Iterator[None]:
+    """Undo what adopting a model exchanges, when it fails."""
+    attention = model.config._attn_implementation or "eager"
+    training = {name for name, module in model.named_modules() if module.training}
+    try:
+        yield
+    except BaseException:
+        unslab_linears(model)
+        restore_linears(model)
+        # An output layer that was the embedding is one with it again.
+        model.tie_weights()
+        if model.config._attn_implementation != attention:
+            model.set_attn_implementation(attention)
+        for name, module in model.named_modules():
+            module.training = name in training
+        raise
 
 
 @contextmanager

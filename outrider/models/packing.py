@@ -214,6 +214,26 @@ def arrange_linears(
     return Arrangement(num_packed, num_plain)
 
 
+def restore_linears(model: nn.Module) -> None:
+    """Put plain linear layers of the same weights where `arrange_linears` replaced them."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, (FewRowsLinear, PackedLinear, FusedLinear)):
+                setattr(parent, name, _plain(child))
+
+
+def _plain(layer: "FewRowsLinear | PackedLinear | FusedLinear") -> nn.Linear:
+    plain = nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
+    plain.weight = _parameter(layer.weight)
+    if layer.bias is not None:
+        plain.bias = _parameter(layer.bias)
+    return plain
+
+
+def _parameter(values: Tensor) -> nn.Parameter:
+    return values if isinstance(values, nn.Parameter) else nn.Parameter(values.clone())
+
+
 def _arranged(layers: list[nn.Linear], packed: bool) -> Sequence[nn.Module]:
     if len(layers) == 1:
         return [_make(cast(nn.Parameter, layers[0].weight), layers[0].bias, packed)]

@@ -6,6 +6,7 @@ smallest thing that can be decoded speculatively, and what exact tests use.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -84,12 +85,19 @@ def as_row(row: LogProbs, vocab_size: int) -> Tensor:
 
     Raises:
         DistributionWidthMismatch: a row that is not `vocab_size` wide.
+        ModelError: a row that holds no numbers.
     """
-    tensor = (
-        row.detach().to("cpu", torch.float64)
-        if isinstance(row, Tensor)
-        else torch.from_numpy(np.asarray(row, dtype=np.float64))
-    )
+    try:
+        tensor = (
+            row.detach().to("cpu", torch.float64)
+            if isinstance(row, Tensor)
+            else torch.from_numpy(np.asarray(row, dtype=np.float64))
+        )
+    except (TypeError, ValueError) as error:
+        raise ModelError(
+            f"a law came as {reprlib.repr(row)}; a row of log-probabilities holds one number per "
+            "token"
+        ) from error
     if tensor.shape != (vocab_size,):
         raise DistributionWidthMismatch(
             f"a law of shape {tuple(tensor.shape)} came from a model of vocab_size={vocab_size}; "
@@ -158,7 +166,7 @@ class ProtocolTarget(Target):
 
     def _verify(self, prefix: list[int], draft: list[int]) -> list[Tensor]:
         try:
-            scores = self.model.verify(prefix, draft).distributions
+            scores = list(self.model.verify(prefix, draft).distributions)
         except OutriderError:
             raise
         except Exception as error:

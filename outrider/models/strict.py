@@ -55,6 +55,14 @@ def slab_linears(model: nn.Module, rows: int) -> None:
                 setattr(parent, name, SlabLinear(child, rows))
 
 
+def unslab_linears(model: nn.Module) -> None:
+    """Take the wraps off again, in place."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, SlabLinear):
+                setattr(parent, name, child.inner)
+
+
 def rows_keep_their_bits(target: Target) -> bool:
     """Return whether rows have the same bits read at once, in parts, and in a batch."""
     tokens = (torch.arange(1, 13) * 7919) % target.vocab_size

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import AutoTokenizer
 
+from outrider.config import as_tokens
 from outrider.errors import InvalidConfig, ModelError
 
 
@@ -31,8 +33,12 @@ class TextTokenizer:
             ) from error
 
     def encode(self, text: str) -> list[int]:
-        """Token ids, with the special tokens the tokenizer adds by itself."""
-        return list(self._tokenizer.encode(text))
+        """Token ids, with the special tokens the tokenizer adds by itself.
+
+        Raises:
+            InvalidConfig: text with a lone surrogate, which no bytes stand for.
+        """
+        return list(self._tokenizer.encode(_whole(text)))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens, spaces left as they are."""
@@ -45,27 +51,69 @@ class TextTokenizer:
         return dict(self._tokenizer.get_vocab())
 
     def end_tokens(self) -> frozenset[int]:
-        """The ends of text: the generation configuration's, or else the tokenizer's."""
-        try:
-            ends = GenerationConfig.from_pretrained(self.folder).eos_token_id
-        except OSError:
-            ends = None
-        ends = self._tokenizer.eos_token_id if ends is None else ends
-        if ends is None:
-            return frozenset()
-        return frozenset(ends if isinstance(ends, list) else [ends])
+        """The ends of text: what generation_config.json, config.json or the tokenizer says first.
+
+        Raises:
+            ModelError: a configuration that cannot be read.
+        """
+        for name in ("generation_config.json", "config.json"):
+            ends = _stated_ends(self.folder / name)
+            if ends is not None:
+                return ends
+        end = self._tokenizer.eos_token_id
+        return frozenset() if end is None else frozenset([end])
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Token ids of a conversation up to the assistant's turn.
 
         Raises:
-            InvalidConfig: a tokenizer without a chat template.
+            InvalidConfig: a tokenizer without a chat template, or messages it refuses.
         """
         if not getattr(self._tokenizer, "chat_template", None):
             raise InvalidConfig(
                 f"the tokenizer in {str(self.folder)!r} has no chat template; use generate(...)"
             )
-        text = self._tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=True
+        if not messages:
+            raise InvalidConfig(f"messages={messages!r}: at least one message is due")
+        try:
+            text = self._tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:
+            raise InvalidConfig(
+                f"the chat template in {str(self.folder)!r} refuses these messages ({error}); "
+                "give dictionaries with a role and a content it knows"
+            ) from error
+        return list(self._tokenizer.encode(_whole(text), add_special_tokens=False))
+
+
+def _whole(text: str) -> str:
+    """The text itself, which tokenizers read as UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidConfig(
+            f"the prompt holds a lone surrogate ({text[error.start]!r} at {error.start}), which is "
+            "no character; decode its bytes with errors='replace'"
+        ) from error
+    return text
+
+
+def _stated_ends(file: Path) -> frozenset[int] | None:
+    """The `eos_token_id` a configuration file states, one or several; None where it states none."""
+    if not file.is_file():
+        return None
+    try:
+        # The file and not transformers' record of it, which fills in the family's default id.
+        stated = json.loads(file.read_text(encoding="utf-8"))
+        parts = (stated, stated.get("text_config") or {})
+        ends = next(
+            (part["eos_token_id"] for part in parts if part.get("eos_token_id") is not None), None
         )
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+        if ends is None:
+            return None
+        return frozenset(as_tokens("eos_token_id", ends if isinstance(ends, list) else [ends]))
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelError(
+            f"{str(file)!r} cannot be read ({error}); save it again with save_pretrained"
+        ) from error

@@ -154,3 +154,25 @@ def test_a_path_that_is_not_staged_is_refused(path):
 def test_a_negative_reserve_is_refused():
     with pytest.raises(InvalidConfig, match="reserve"):
         CacheManager().open(-1)
+
+
+def test_an_empty_cache_gives_large_pools_back_and_keeps_its_bound():
+    cache = CacheManager()
+    seq, other = cache.open(1), cache.open(1)
+    write(cache, seq, [1])
+    write(cache, other, list(range(70 * BLOCK_SLOTS)))
+    block_bytes = cache.block_bytes
+    cache.close(other)
+    assert cache.cache_bytes
+    cache.close(seq)
+    assert (cache.cache_bytes, cache.num_blocks) == (0, 0)
+    assert cache.block_bytes == block_bytes > 0
+    with pytest.raises(InvalidConfig, match="cache_bytes"):
+        cache.limit(block_bytes - 1)
+    # The bound holds from the first row on, whatever is reserved.
+    cache.limit(3 * block_bytes)
+    seq = cache.open(10_000)
+    write(cache, seq, list(range(180)))
+    assert cache.cache_bytes <= 3 * block_bytes
+    with pytest.raises(OutOfMemory, match="max_bytes"):
+        cache.reserve(seq, 100)

@@ -147,3 +147,42 @@ def test_a_bad_sequence_does_not_touch_its_neighbour():
     target.close(good)
     seq = target.open(4)
     assert relative_error(target.score(Rows((seq,), (10,), tokens)), wanted) < 1e-5
+
+
+def state_of(model):
+    """What a user can see of a model: its layers' types, weights, modes and attention."""
+    layers = {name: (type(module), module.training) for name, module in model.named_modules()}
+    weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    return layers, weights, tied, model.config._attn_implementation
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_refused_model_is_left_as_it_was(monkeypatch, strict, tied):
+    config = AutoConfig.for_model("llama", **SIZE, tie_word_embeddings=tied)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).train()
+    layers, weights, was_tied, attention = state_of(model)
+    tokens = random_tokens(9) % 64
+    with torch.no_grad():
+        wanted = model.eval()(tokens[None]).logits
+    model.train()
+    if strict:
+        monkeypatch.setattr(hf, "rows_keep_their_bits", lambda _: False)
+    else:
+        monkeypatch.setattr(hf, "attend_cpu", lambda *args: 2 * attend_cpu(*args))
+    with pytest.raises(UnsupportedModel):
+        HuggingFaceTarget(model, strict=strict)
+    after = state_of(model)
+    assert (after[0], after[2], after[3]) == (layers, was_tied, attention)
+    assert was_tied == tied and set(after[1]) == set(weights)
+    assert all(torch.equal(after[1][name], weights[name]) for name in weights)
+    with torch.no_grad():
+        assert torch.equal(model.eval()(tokens[None]).logits, wanted)
+
+
+@pytest.mark.parametrize("device", ["gpu", "mps", "meta", "cuda:77", [], 3.5])
+def test_a_device_that_is_not_here_is_named(device, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(InvalidConfig, match=r"device .* is not to be had: .*; give cpu"):
+        HuggingFaceTarget.load(tmp_path, device=device)

@@ -1,0 +1,27 @@
+"""Where models run: a device by name, or a typed error where this machine has none of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from outrider.errors import InvalidConfig
+
+
+def pick_device(name: Any) -> torch.device:
+    """The device of that name; `auto` is the GPU where there is one, else the CPU.
+
+    Raises:
+        InvalidConfig: a name torch does not know, or a device this machine cannot compute on.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        # A value read back: `meta` and absent drivers pass a mere allocation.
+        probe = torch.zeros(1, device=name)
+        probe.tolist()
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise InvalidConfig(f"device {name!r} is not to be had: {reason}; give cpu") from error
+    return probe.device
