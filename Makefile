@@ -1,13 +1,13 @@
 # Two commands for everybody: `make demo` shows it, `make test` tests it. Both build .venv when it is missing.
 #   PYTHON          the interpreter .venv is made from (3.11 to 3.13)
-#   PIP_TORCH_ARGS  passed to pip, e.g. an index with PyTorch's CPU build
+#   PIP_TORCH_ARGS  passed to pip for torch alone, e.g. an index with PyTorch's CPU build
 
 PYTHON ?= python3
 PIP_TORCH_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 # With the build backend pinned and installed first, nothing is fetched that constraints.txt does not name.
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_TORCH_ARGS) -c constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 INPUTS := pyproject.toml constraints.txt outrider-models/pyproject.toml
 
 .DELETE_ON_ERROR:
@@ -31,8 +31,10 @@ clean:
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
+# torch comes alone: an index of PyTorch's has neither the other packages nor the pinned versions of what torch needs.
 $(VENV)/installed: $(INPUTS) | $(BIN)/python
 	$(PIP_INSTALL) hatchling editables
+	$(PIP_INSTALL) $(PIP_TORCH_ARGS) --no-deps torch
 	$(PIP_INSTALL) --no-build-isolation -e . -e ./outrider-models
 	touch $@
 

@@ -10,7 +10,7 @@ Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from jaxtyping import Float64, Int64
+    from jaxtyping import Float32, Float64, Int64
 
 STREAM_VERIFY, STREAM_TARGET, STREAM_DRAFT, STREAM_ACCEPT, STREAM_EXTRA = 0, 1, 2, 3, 4
 STREAM_NAMES = ("VERIFY", "TARGET", "DRAFT", "ACCEPT", "EXTRA")
@@ -30,11 +30,13 @@ _MASK = 0xFFFFFFFF
 _MULTIPLIER_0, _MULTIPLIER_2 = 0xD2511F53, 0xCD9E8D57
 _WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
 _NUM_ROUNDS = 10
-_U_MASK, _U_32 = np.uint64(_MASK), np.uint64(32)
+_U_MASK, _U_32, _U_2 = np.uint64(_MASK), np.uint64(32), np.uint64(2)
 _U_MULTIPLIER_0, _U_MULTIPLIER_2 = np.uint64(_MULTIPLIER_0), np.uint64(_MULTIPLIER_2)
 _U_WEYL_0, _U_WEYL_1 = np.uint64(_WEYL_0), np.uint64(_WEYL_1)
 # A handful of addresses costs less in Python integers than in a hundred array operations.
 _FEW = 32
+# Blocks worked on at once: six arrays of them stay in a processor's cache.
+_TILE = 12288
 _BELOW_ONE = 1.0 - 2.0**-53
 
 
@@ -88,13 +90,42 @@ def gumbel_rows(
     vocab_size: int,
 ) -> Float64[Tensor, "R V"]:
     """`gumbels` of every token of each row at half the cost: one block serves two tokens."""
+    if seed_R.device.type == "cpu":
+        uniform_RV = torch.empty(len(seed_R), vocab_size, dtype=torch.float64)
+        for rows, columns, made in _row_tiles(seed_R, sample_R, anchor_R, vocab_size):
+            w0, w1, w2, w3 = (torch.from_numpy(word.view(np.int64)) for word in made)
+            tile = uniform_RV[rows, columns]
+            tile[:, 0::2] = _uniform53(w0, w1)
+            tile[:, 1::2] = _uniform53(w2, w3)[:, : tile.shape[1] // 2]
+        return _gumbel(uniform_RV)
+    _record_rows(seed_R, sample_R, anchor_R, vocab_size)
     address = seed_R[:, None], sample_R[:, None], STREAM_TARGET, anchor_R[:, None]
-    if _active.get() is not None:
-        _record(*address, torch.arange(2 * vocab_size, device=seed_R.device))
     blocks = torch.arange((vocab_size + 1) // 2, device=seed_R.device)
     w0, w1, w2, w3 = torch.broadcast_tensors(*_blocks(*address, blocks))
     uniform = torch.stack((_uniform53(w0, w1), _uniform53(w2, w3)), -1)
     return _gumbel(uniform.flatten(1)[:, :vocab_size])
+
+
+def shortfall_rows(
+    seed_R: Int64[Tensor, " R"],
+    sample_R: Int64[Tensor, " R"],
+    anchor_R: Int64[Tensor, " R"],
+    vocab_size: int,
+) -> Float32[Tensor, "R V"]:
+    """How far the uniforms behind `gumbel_rows` fall short of 1, rounded down to 2**-32.
+
+    In units of 2**-32, on the CPU. They cost a fifth of the noise itself, and bound it: as
+    `-log u >= 1 - u`, a token's Gumbel noise is at most `-log(shortfall * 2**-32)`.
+    """
+    out_RV = torch.empty(len(seed_R), vocab_size)
+    full = out_RV.numpy()
+    for rows, columns, (w0, _, w2, _) in _row_tiles(seed_R, sample_R, anchor_R, vocab_size):
+        tile = full[rows, columns]
+        # Rounding to float32 is by one part in 2**24, either way.
+        np.subtract(_U_MASK, w0, out=tile[:, 0::2], casting="unsafe")
+        odd = tile[:, 1::2]
+        np.subtract(_U_MASK, w2[:, : odd.shape[1]], out=odd, casting="unsafe")
+    return out_RV
 
 
 def fresh_seed() -> int:
@@ -189,7 +220,7 @@ def _few(
     tensors = [part for part in parts if isinstance(part, Tensor)]
     if any(part.numel() > _FEW or part.device.type != "cpu" for part in tensors):
         return None
-    shape = torch.broadcast_shapes(*(part.shape for part in tensors))
+    shape = torch.Size(np.broadcast_shapes(*(part.shape for part in tensors)))
     if shape.numel() > _FEW:
         return None
     columns = [_column(part, shape) for part in parts]
@@ -248,15 +279,83 @@ def _array_rounds(
     c3: NDArray[np.uint64],
     k0: NDArray[np.uint64],
     k1: NDArray[np.uint64],
+    *,
+    num_rounds: int | None = None,
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]:
-    """`_tensor_rounds` on unsigned arrays."""
-    for _ in range(_NUM_ROUNDS):
+    """`_tensor_rounds` on unsigned arrays; None = all rounds."""
+    for _ in range(_NUM_ROUNDS if num_rounds is None else num_rounds):
         product_0, product_2 = c0 * _U_MULTIPLIER_0, c2 * _U_MULTIPLIER_2
         c0 = ((product_2 >> _U_32) ^ c1 ^ k0) & _U_MASK
         c2 = ((product_0 >> _U_32) ^ c3 ^ k1) & _U_MASK
         c1, c3 = product_2, product_0
         k0, k1 = k0 + _U_WEYL_0, k1 + _U_WEYL_1
     return c0, c1 & _U_MASK, c2, c3 & _U_MASK
+
+
+def _row_tiles(
+    seed_R: Tensor, sample_R: Tensor, anchor_R: Tensor, vocab_size: int
+) -> Iterator[tuple[slice, slice, tuple[NDArray[np.uint64], ...]]]:
+    """The four words of each block of tokens on TARGET, tile by tile: rows, columns, words.
+
+    A tile's words share memory with the next one's: they are in a processor's cache, and theirs
+    to keep for nobody. A block serves two tokens; the last may serve one.
+    """
+    _record_rows(seed_R, sample_R, anchor_R, vocab_size)
+    seed, sample, anchor = (
+        part.numpy().view(np.uint64)[:, None] for part in (seed_R, sample_R, anchor_R)
+    )
+    num_blocks = (vocab_size + 1) // 2
+    width = min(num_blocks, _TILE)
+    height = max(1, _TILE // max(1, width))
+    room = np.empty((6, height, width), dtype=np.uint64)
+    for top in range(0, len(seed), height):
+        rows = slice(top, min(top + height, len(seed)))
+        low, high = seed[rows] & _U_MASK, seed[rows] >> _U_32
+        for first in range(0, num_blocks, width):
+            last = min(first + width, num_blocks)
+            buffers = room[:, : rows.stop - top, : last - first]
+            counter = np.arange(first, last, dtype=np.uint64)[None] & _U_MASK
+            yield (
+                rows,
+                slice(2 * first, min(2 * last, vocab_size)),
+                _tile_rounds(counter, sample[rows], anchor[rows], low, high, buffers),
+            )
+
+
+def _tile_rounds(
+    block: NDArray[np.uint64],
+    sample: NDArray[np.uint64],
+    anchor: NDArray[np.uint64],
+    k0: NDArray[np.uint64],
+    k1: NDArray[np.uint64],
+    room: NDArray[np.uint64],
+) -> tuple[NDArray[np.uint64], ...]:
+    """`_array_rounds` of blocks `[1, n]` under keys `[R, 1]` in six given arrays `[R, n]`."""
+    c0, c1, c2, c3, p0, p2 = room
+    # Two rounds on what is one word a row or one a block, before all words are wide.
+    parts = block, sample & _U_MASK, anchor & _U_MASK, np.full((1, 1), STREAM_TARGET, np.uint64)
+    for given, own in zip(
+        _array_rounds(*parts, k0, k1, num_rounds=2), (c0, c1, c2, c3), strict=True
+    ):
+        own[...] = given
+    k0, k1 = k0 + _U_2 * _U_WEYL_0, k1 + _U_2 * _U_WEYL_1
+    for _ in range(2, _NUM_ROUNDS):
+        np.multiply(c0, _U_MULTIPLIER_0, out=p0)
+        np.multiply(c2, _U_MULTIPLIER_2, out=p2)
+        # Words 1 and 3 and the keys keep stray high bits, which the masks remove.
+        np.right_shift(p2, _U_32, out=c0)
+        np.bitwise_xor(c0, c1, out=c0)
+        np.bitwise_xor(c0, k0, out=c0)
+        np.bitwise_and(c0, _U_MASK, out=c0)
+        np.right_shift(p0, _U_32, out=c2)
+        np.bitwise_xor(c2, c3, out=c2)
+        np.bitwise_xor(c2, k1, out=c2)
+        np.bitwise_and(c2, _U_MASK, out=c2)
+        c1, c3, p0, p2 = p2, p0, c3, c1
+        k0, k1 = k0 + _U_WEYL_0, k1 + _U_WEYL_1
+    np.bitwise_and(c1, _U_MASK, out=c1)
+    np.bitwise_and(c3, _U_MASK, out=c3)
+    return c0, c1, c2, c3
 
 
 def _tensor_rounds(
@@ -299,6 +398,12 @@ def _gumbel(uniform: Tensor) -> Tensor:
 def _signed(word: int) -> int:
     """64 bits as the int64 of the same bits."""
     return word - 2**64 if word >= 2**63 else word
+
+
+def _record_rows(seed_R: Tensor, sample_R: Tensor, anchor_R: Tensor, vocab_size: int) -> None:
+    if _active.get() is not None:
+        draws = torch.arange(2 * vocab_size, device=seed_R.device)
+        _record(seed_R[:, None], sample_R[:, None], STREAM_TARGET, anchor_R[:, None], draws)
 
 
 def _record(

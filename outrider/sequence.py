@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 
 from outrider.types import Delta, FinishReason, Request, Source, SpeculativeMetrics
+
+HEADROOM = 512
+"""New tokens a text's cache makes room for at once; a whole context would be mostly idle."""
 
 
 @dataclass(slots=True, eq=False)
@@ -26,8 +28,7 @@ class Sequence:
     tokens: list[int]
     handle: int | None = None
     sources: list[Source] = field(default_factory=list[Source])
-    emitted: int = 0
-    outbox: deque[Delta] = field(default_factory=deque[Delta])
+    outbox: list[Delta] = field(default_factory=list[Delta])
     stats: SpeculativeMetrics = field(default_factory=SpeculativeMetrics)
     started_s: float = 0.0
     finish_reason: FinishReason | None = None
@@ -48,6 +49,11 @@ class Sequence:
     def remaining(self) -> int:
         """Tokens that may still be made."""
         return self.max_tokens - self.num_output
+
+    @property
+    def expected(self) -> int:
+        """Tokens a cache should make room for: more is found when it is needed."""
+        return len(self.tokens) + min(self.remaining, HEADROOM)
 
     @property
     def finished(self) -> bool:

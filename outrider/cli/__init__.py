@@ -1,4 +1,4 @@
-"""The command line: `outrider generate`, `demo`, `doctor` and `train`."""
+"""The command line: `outrider generate`, `demo`, `doctor`, `certify` and `train`."""
 
 from outrider.cli.app import main, run
 

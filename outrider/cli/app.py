@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Annotated
 
 import typer
 
 from outrider import __version__
+from outrider.cli.certify import certify
 from outrider.cli.demo import demo
 from outrider.cli.doctor import doctor
 from outrider.cli.generate import generate
-from outrider.cli.terminal import INTERRUPTED, error_line, prepare
+from outrider.cli.terminal import INTERRUPTED, drop_output, error_line, flush, prepare
 from outrider.cli.train import train_lm
 from outrider.errors import OutriderError
 
@@ -28,6 +28,7 @@ app = typer.Typer(
 )
 train = typer.Typer(rich_markup_mode=None)
 app.add_typer(train, name="train")
+app.add_typer(certify, name="certify")
 app.command()(generate)
 app.command()(demo)
 app.command()(doctor)
@@ -68,7 +69,8 @@ def run(arguments: list[str] | None = None) -> int:
     """
     prepare()
     try:
-        code = app(args=arguments, prog_name="outrider", standalone_mode=False)
+        code = _invoke(sys.argv[1:] if arguments is None else arguments)
+        flush()
     except OutriderError as error:
         return _refused(str(error))
     except UsageError as error:
@@ -78,9 +80,26 @@ def run(arguments: list[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         # The reader went away, as in `outrider generate ... | head -1`: nothing more can be said.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         return 0
+    except OSError as error:
+        # Input is refused with errors of its own, so this is output: a full disk, as a rule.
+        drop_output()
+        name = error.filename or "the output"
+        return _refused(
+            f"{name} cannot be written: {error.strerror or error}; make room or write elsewhere"
+        )
     return code if isinstance(code, int) else 0
+
+
+def _invoke(arguments: list[str]) -> object:
+    """What the command returns. `app()` itself would answer a broken pipe by exiting with 1."""
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("outrider", arguments) as context:
+            return command.invoke(context)
+    except typer.Exit as done:
+        return done.exit_code
 
 
 def _refused(message: str) -> int:

@@ -23,13 +23,15 @@ if TYPE_CHECKING:
     from outrider.llm import LLM
 
 NOT_EQUAL = 1
+DEPTH = 4
+"""Tokens guessed per round; what the bundled pair gains most from."""
 COLUMNS_NEEDED = 100
 SMOKE_TOKENS = 24
 
 
 def demo(
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="New tokens.")] = 160,
-    depth: options.Depth = 4,
+    depth: options.Depth = DEPTH,
     prompt: Annotated[int, typer.Option(help="Which of the held-out prompts, from 0.")] = 0,
     strict: options.Strict = True,
     smoke: Annotated[bool, typer.Option("--smoke", help="A short run, for checks.")] = False,

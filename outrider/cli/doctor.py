@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 PACKAGES = ("outrider", "outrider-models", "torch", "transformers", "tokenizers", "numpy")
 SELF_TEST_PROMPT = "def main():\n    "
 SELF_TEST_TOKENS = 32
+NOT_EQUAL = 1
 UNUSABLE = 2
+PASSED, FAILED, NOT_TO_BE_HAD = "passed", "failed", "not to be had"
 
 
 def doctor(
@@ -34,7 +37,8 @@ def doctor(
     """Report versions, device, arithmetic, attention path, and whether model and drafter fit.
 
     The self-test decodes a few tokens plainly and speculatively under --strict, greedily and with a
-    seed, and says whether they are the very same. Exit code 2 where the pair cannot be used.
+    seed, and says whether they are the very same. Exit code 2 where the pair cannot be used, 1
+    where the self-test failed; a pair that is no pair for --strict can be used without.
 
     \b
     Examples:
@@ -51,7 +55,9 @@ def doctor(
         typer.echo(json.dumps(report, default=str))
     else:
         _print(report)
-    return 0 if report["pair"]["compatible"] else UNUSABLE
+    if not report["pair"]["compatible"]:
+        return UNUSABLE
+    return NOT_EQUAL if report["pair"]["strict_self_test"].startswith(FAILED) else 0
 
 
 def versions() -> dict[str, str]:
@@ -88,26 +94,41 @@ def _processor() -> str:
 
 
 def pair(model: str, drafter: str, dtype: str | None, device: str | None) -> dict[str, Any]:
-    """How the pair would run, and whether it does so exactly; the reason where it cannot."""
+    """How the pair would run, and whether it can do so exactly; the reason where it cannot."""
+    loading = options.Loading(model, drafter, strict=False, dtype=dtype, device=device)
     try:
-        llm = options.Loading(model, drafter, strict=True, dtype=dtype, device=device).load()
-        return {"compatible": True, **llm.info(), "strict_self_test": self_test(llm)}
+        info = loading.load().info()
     except OutriderError as error:
         return {"compatible": False, "reason": str(error)}
+    return {"compatible": True, **info, **strict_report(replace(loading, strict=True))}
+
+
+def strict_report(loading: options.Loading) -> dict[str, Any]:
+    """Whether the pair runs strictly too, and whether it is exact then."""
+    try:
+        llm = loading.load()
+    except OutriderError as error:
+        return {"strict": False, "strict_self_test": f"{NOT_TO_BE_HAD}: {error}"}
+    return {"strict": True, "strict_self_test": self_test(llm)}
 
 
 def self_test(llm: LLM) -> str:
-    """`passed`, or what differed between plain and speculative tokens under strict."""
+    """`passed`, or what failed or differed between plain and speculative tokens."""
     prompt = llm.tokenizer.encode(SELF_TEST_PROMPT)
     kinds = {
         "greedy": SamplingParams(max_tokens=SELF_TEST_TOKENS, temperature=0, ignore_eos=True),
         "seeded": SamplingParams(max_tokens=SELF_TEST_TOKENS, seed=0, ignore_eos=True),
     }
     for kind, sampling in kinds.items():
-        plain = measure(llm, prompt, sampling, depth=0)
-        if measure(llm, prompt, sampling).token_ids != plain.token_ids:
-            return f"failed: {kind} tokens differ"
-    return "passed"
+        try:
+            plain, fast = (measure(llm, prompt, sampling, depth=depth) for depth in (0, None))
+        except OutriderError as error:
+            return f"{FAILED}: {error}"
+        if plain.interrupted or fast.interrupted:
+            raise KeyboardInterrupt
+        if fast.token_ids != plain.token_ids:
+            return f"{FAILED}: {kind} tokens differ"
+    return PASSED
 
 
 def _print(report: dict[str, dict[str, Any]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -78,9 +79,10 @@ def generate(
         top_k=top_k,
         top_p=top_p,
         min_p=min_p,
-        seed=_shared_seed(seed, rule, compare),
+        seed=seed,
         stop=tuple(stop or ()),
     )
+    sampling, rule = _settled(sampling, rule)
     llm = options.Loading(model, drafter, depth, rule, strict, dtype, device).load()
     tokens = llm.tokenizer.encode(text)
     if compare:
@@ -88,21 +90,30 @@ def generate(
     show = None if json_output else _Screen(llm, tokens)
     run = measure(llm, tokens, sampling, show=show)
     plain = measure(llm, tokens, sampling, depth=0) if compare and not run.interrupted else None
-    comparable = options.greedy_or_seeded(sampling, rule)
+    interrupted = run.interrupted or (plain is not None and plain.interrupted)
+    if interrupted:
+        plain = None  # Half a comparison says nothing.
+    comparable = options.same_tokens(sampling, rule)
     if json_output:
-        _print_json(run, plain, sampling, comparable=comparable)
+        settled = {"seed": sampling.seed, "rule": rule}
+        typer.echo(json.dumps({**run.as_dict(), **settled, **_compared(run, plain, comparable)}))
     else:
         _close(run, plain, comparable=comparable)
-    return terminal.INTERRUPTED if run.interrupted else 0
+    if interrupted and not run.interrupted:
+        terminal.error_line("interrupted before the comparison was done")
+    return terminal.INTERRUPTED if interrupted else 0
 
 
-def _shared_seed(seed: int | None, rule: str | None, compare: bool) -> int | None:
-    """A coupled comparison needs one seed for both texts."""
-    if seed is None and rule == "coupled" and compare:
-        from outrider.noise import fresh_seed
+def _settled(sampling: SamplingParams, rule: str | None) -> tuple[SamplingParams, str]:
+    """The rule, and a seed drawn here where none is given: both can be told, and compared under.
 
-        return fresh_seed()
-    return seed
+    A drawn seed does not choose the rule as a given one does.
+    """
+    from outrider.engine.requests import resolve_rule
+    from outrider.noise import fresh_seed
+
+    settled = resolve_rule(rule, sampling)
+    return sampling if sampling.seed is not None else replace(sampling, seed=fresh_seed()), settled
 
 
 class _Screen:
@@ -149,10 +160,12 @@ def _speed_up(run: Run, plain: Run) -> float:
     return run.metrics.tokens_per_s / (plain.metrics.tokens_per_s or 1.0)
 
 
-def _print_json(run: Run, plain: Run | None, sampling: SamplingParams, *, comparable: bool) -> None:
-    report: dict[str, Any] = {**run.as_dict(), "seed": sampling.seed}
-    if plain is not None:
-        report["plain"] = plain.as_dict()
-        report["speed_up"] = _speed_up(run, plain)
-        report["tokens_equal"] = run.token_ids == plain.token_ids if comparable else None
-    typer.echo(json.dumps(report))
+def _compared(run: Run, plain: Run | None, comparable: bool) -> dict[str, Any]:
+    """What a comparison adds to the JSON; nothing where there was none."""
+    if plain is None:
+        return {}
+    return {
+        "plain": plain.as_dict(),
+        "speed_up": _speed_up(run, plain),
+        "tokens_equal": run.token_ids == plain.token_ids if comparable else None,
+    }

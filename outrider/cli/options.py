@@ -88,24 +88,27 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
     """
     if argument is not None and file is not None:
         raise InvalidConfig("a prompt and --file exclude each other; give one")
-    if argument not in (None, "-"):
-        return argument
+    source = "argument" if argument not in (None, "-") else str(file or "-")
     try:
+        if argument not in (None, "-"):
+            # Bytes that are no text arrive as lone surrogates, which no tokenizer takes.
+            argument.encode("utf-8")
+            return argument
         if file is not None and str(file) != "-":
             return file.read_text(encoding="utf-8")
-        if argument is None and file is None and sys.stdin.isatty():
+        # A process started with its standard input closed has no object for it.
+        closed = sys.stdin is None
+        if closed or (argument is None and file is None and sys.stdin.isatty()):
             raise InvalidConfig(
                 "no prompt; give one as argument, with --file, or on standard input"
             )
         return sys.stdin.buffer.read().decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeError) as error:
         raise InvalidConfig(
-            f"the prompt in {str(file or '-')!r} cannot be read: {error}"
+            f"the prompt in {source!r} cannot be read: {error}; give UTF-8 text"
         ) from error
 
 
-def greedy_or_seeded(sampling: SamplingParams, rule: str | None) -> bool:
+def same_tokens(sampling: SamplingParams, rule: str) -> bool:
     """Whether speculation gives the very tokens of plain decoding, and not only their law."""
-    if sampling.temperature == 0 or rule == "greedy":
-        return True
-    return sampling.seed is not None and rule in (None, "coupled")
+    return sampling.temperature == 0 or rule in ("greedy", "coupled")

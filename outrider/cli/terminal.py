@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import os
@@ -39,14 +40,35 @@ def prepare() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+class _Stream(Console):
+    """A console that leaves a reader who went away to the command line as a whole."""
+
+    def on_broken_pipe(self) -> None:
+        """Lets the BrokenPipeError that is being handled go on: rich itself would exit with 1."""
+        raise
+
+
 def out() -> Console:
     """Standard output: colours only on a terminal, and never under NO_COLOR."""
-    return Console(highlight=False, soft_wrap=True)
+    return _Stream(highlight=False, soft_wrap=True)
 
 
 def err() -> Console:
     """Standard error, where everything goes that is not the result."""
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return _Stream(stderr=True, highlight=False, soft_wrap=True)
+
+
+def flush() -> None:
+    """Writes out what standard output still holds; at the exit nobody could report a failure."""
+    if sys.stdout is not None:  # None where the process was started with it closed
+        sys.stdout.flush()
+
+
+def drop_output() -> None:
+    """Sends the rest of standard output nowhere, so that the exit does not fail on it again."""
+    # There may be none, or one without a file behind it.
+    with contextlib.suppress(AttributeError, OSError), open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def shows_colours(console: Console) -> bool:
@@ -55,8 +77,9 @@ def shows_colours(console: Console) -> bool:
 
 
 def error_line(message: str) -> None:
-    """One line on standard error."""
-    err().out(escaped(" ".join(message.split())), highlight=False)
+    """One line on standard error, where that can be written to."""
+    with contextlib.suppress(OSError):
+        err().out(escaped(" ".join(message.split())), highlight=False)
 
 
 def escaped(text: str) -> str:

@@ -3,6 +3,7 @@
 import argparse
 import logging
 
+from outrider.errors import OutriderError
 from outrider.train import run_recipe
 from outrider.train.loop import Progress
 
@@ -36,13 +37,16 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="do not resume the run in the folder")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    run_recipe(
-        options.recipe,
-        out=options.out,
-        resume=not options.fresh,
-        max_minutes=options.max_minutes,
-        progress=report,
-    )
+    try:
+        run_recipe(
+            options.recipe,
+            out=options.out,
+            resume=not options.fresh,
+            max_minutes=options.max_minutes,
+            progress=report,
+        )
+    except OutriderError as error:
+        parser.exit(2, f"error: {error}\n")
 
 
 if __name__ == "__main__":

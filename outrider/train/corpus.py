@@ -12,6 +12,7 @@ import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from outrider.errors import InvalidConfig
 from outrider.train.recipe import CorpusRecipe
@@ -91,10 +92,14 @@ def load_corpus(recipe: CorpusRecipe, manifest_path: Path, root: Path | None = N
         raise InvalidConfig(
             f"no corpus manifest at {manifest_path}; write one with outrider.train.write_manifest"
         )
-    manifest: Mapping[str, Mapping[str, Mapping[str, str]]] = json.loads(
-        manifest_path.read_text("utf-8")
-    )
-    files = manifest["files"]
+    try:
+        manifest: Mapping[str, Any] = json.loads(manifest_path.read_text("utf-8"))
+        files: Mapping[str, Mapping[str, str]] = manifest["files"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidConfig(
+            f"{manifest_path} is no corpus manifest ({error}); "
+            "write one with outrider.train.write_manifest"
+        ) from error
     found = list_sources(root, recipe)
     pinned = {
         path: entry for path, entry in files.items() if recipe.max_files is None or path in found

@@ -120,7 +120,8 @@ class Distillation:
             rows = round(d.refresh_rows * share / (d.target_share + d.draft_share))
             prompts_BT = self._prompts(rows, draw)
             greedy_B = torch.rand(rows, generator=draw) < d.greedy_share
-            new = continue_rows(writer, prompts_BT, d.continuation_tokens, greedy_B, draw)
+            with forward.mixed(self._recipe.train, model.lm_head.weight.device):
+                new = continue_rows(writer, prompts_BT, d.continuation_tokens, greedy_B, draw)
             self._pools[name] = torch.cat([self._pools[name], new])[-round(d.pool_rows * share) :]
         model.train()
 

@@ -5,7 +5,7 @@ step's number.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -74,18 +74,22 @@ def train(
     recipe: Recipe,
     folder: Path,
     *,
+    inputs: Mapping[str, str],
     resume: bool = True,
     max_minutes: float | None = None,
     progress: ProgressCallback | None = None,
 ) -> Outcome:
-    """Run the recipe's steps on `model` in place, with a state file in `folder`."""
+    """Run the recipe's steps on `model` in place, with a state file in `folder`.
+
+    `inputs` are hashes of what the run reads besides its recipe: a resumed run must find the same.
+    """
     torch.set_num_threads(recipe.train.threads)
     optimisers = Optimisers(model, recipe.train)
     run = recipe.train
     step, before_s, history = 0, 0.0, []
     state = load_state(folder) if resume else None
     if state is not None:
-        check_resumable(recipe, state, folder)
+        check_resumable(recipe, inputs, state, folder)
         model.load_state_dict(state["model"])
         optimisers.restore(state["optimisers"])
         objective.restore(state["objective"])
@@ -100,7 +104,8 @@ def train(
         save_state(
             folder,
             {
-                "fingerprint": fingerprint(recipe),
+                "fingerprint": fingerprint(recipe, inputs),
+                "growth": run.growth,
                 "total": [run.steps, run.decay_from, run.long_from],
                 "model": model.state_dict(),
                 "optimisers": optimisers.state(),

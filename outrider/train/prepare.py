@@ -1,5 +1,7 @@
 """What every run starts from: the pinned corpus as token ids, and the tokenizer that made them."""
 
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,24 +17,41 @@ from outrider.train.chance import generator
 from outrider.train.corpus import Corpus, load_corpus
 from outrider.train.recipe import ModelRecipe, Recipe
 
+TOKENIZER_FILE = "tokenizer.json"
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Corpus and tokenizer; `train` and `held_out` are the documents' token ids."""
+    """Corpus and tokenizer; `train` and `held_out` are the documents' token ids.
+
+    `inputs` are the sha256 of what the run reads besides its recipe.
+    """
 
     corpus: Corpus
     tokenizer: Any
     train: tuple[tuple[int, ...], ...]
     held_out: tuple[tuple[int, ...], ...]
+    inputs: Mapping[str, str]
 
 
-def prepare(recipe: Recipe, folder: Path, manifest: Path, root: Path | None = None) -> Prepared:
-    """Read the corpus and tokenize it; a tokenizer is trained unless `folder` already holds one."""
+def prepare(
+    recipe: Recipe,
+    folder: Path,
+    manifest: Path,
+    root: Path | None = None,
+    *,
+    speaks: Path | None = None,
+) -> Prepared:
+    """Read the corpus and tokenize it.
+
+    The tokenizer is the one in the folder `speaks`; without one it is trained, into `folder`.
+    """
     corpus = load_corpus(recipe.corpus, manifest, root)
-    if not (folder / "tokenizer.json").is_file():
+    if speaks is None:
         trained = train_tokenizer((d.text for d in corpus.train), recipe.tokenizer.vocab_size)
         save_tokenizer(trained, folder, recipe.model.max_positions)
-    tokenizer = load_tokenizer(folder)
+    known = folder if speaks is None else speaks
+    tokenizer = load_tokenizer(known)
 
     def encode(texts: list[str]) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(e.ids) for e in tokenizer.encode_batch(texts))
@@ -42,7 +61,16 @@ def prepare(recipe: Recipe, folder: Path, manifest: Path, root: Path | None = No
         tokenizer,
         encode([d.text for d in corpus.train]),
         encode([d.text for d in corpus.held_out]),
+        {"manifest": sha256_of(manifest), "tokenizer": sha256_of(known / TOKENIZER_FILE)},
     )
+
+
+def sha256_of(*paths: Path) -> str:
+    """The hash of some files, in this order, as of one."""
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def build_model(recipe: Recipe, vocab_size: int) -> Any:

@@ -36,7 +36,7 @@ def load_recipe(path: Path) -> Recipe:
         )
     try:
         table = tomllib.loads(path.read_text("utf-8"))
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidConfig(f"recipe {path} is not TOML: {error}; correct the file") from error
     return parse_recipe(table)
 

@@ -9,16 +9,19 @@ import torch
 from outrider.errors import InvalidConfig
 from outrider.models.bundled import bundled_path
 from outrider.models.checkpoint import load_llama, save_llama
+from outrider.models.device import pick_device
 from outrider.models.tokenizer import END_OF_TEXT_ID
 from outrider.train.bigram import start_from_bigrams
 from outrider.train.distil import Distillation
 from outrider.train.lm import LanguageModelling
 from outrider.train.loop import Objective, Outcome, ProgressCallback, train
-from outrider.train.prepare import Prepared, build_model, prepare
-from outrider.train.recipe import Recipe
+from outrider.train.prepare import TOKENIZER_FILE, Prepared, build_model, prepare, sha256_of
+from outrider.train.recipe import DistilRecipe, Recipe
 from outrider.train.recipe_file import load_recipe
+from outrider.train.state import STATE_FILE
 
 STATE_FOLDER = "training"
+TOKENIZER_FILES = (TOKENIZER_FILE, "tokenizer_config.json")
 
 
 def recipe_path(path_or_name: str | Path) -> Path:
@@ -50,15 +53,28 @@ def run_recipe(
     `device` is what torch calls it; `auto` is the GPU where there is one, else the CPU.
     The state of the run lives in `out/training` and is resumed from there unless `resume` is False.
     When `max_minutes` are over first, the state is saved and nothing else is written.
+
+    Raises:
+        InvalidConfig: a recipe, folder, time, device or state that cannot be used.
     """
+    if max_minutes is not None and not max_minutes >= 0:
+        raise InvalidConfig(f"max_minutes={max_minutes}: a number of at least 0 is due")
     path = recipe_path(path_or_name)
     recipe = load_recipe(path)
     place = pick_device(device)
-    folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
-    if recipe.distil is not None:
-        _copy_tokenizer(folder.parent / recipe.distil.target, folder)
-    prepared = prepare(recipe, folder, path.parent / recipe.corpus.manifest)
+    folder = _folder(Path(out))
+    resumed = resume and (folder / STATE_FOLDER / STATE_FILE).is_file()
+    target = None if recipe.distil is None else _target_folder(folder, recipe.distil)
+    # The folder's own tokenizer is another run's unless that run is resumed.
+    prepared = prepare(
+        recipe,
+        folder,
+        path.parent / recipe.corpus.manifest,
+        speaks=target or (folder if resumed else None),
+    )
+    inputs = dict(prepared.inputs)
+    if target is not None:
+        inputs["target"] = sha256_of(target / "config.json", *sorted(target.glob("*.safetensors")))
     model = build_model(recipe, prepared.tokenizer.get_vocab_size())
     objective = _objective(recipe, prepared, model, folder, place)
     model.to(place)
@@ -67,23 +83,28 @@ def run_recipe(
         objective,
         recipe,
         folder / STATE_FOLDER,
+        inputs=inputs,
         resume=resume,
         max_minutes=max_minutes,
         progress=progress,
     )
     if outcome.finished:
+        if target is not None:
+            for name in TOKENIZER_FILES:
+                shutil.copyfile(target / name, folder / name)
         save_llama(model.cpu(), folder)
     return outcome
 
 
-def pick_device(name: str) -> torch.device:
-    """The device of that name; InvalidConfig where this machine has none."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+def _folder(out: Path) -> Path:
     try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        raise InvalidConfig(f"device {name!r} is not to be had: {error}; give cpu") from error
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidConfig(
+            f"out={str(out)!r} is no folder and cannot be made one ({error.strerror}); "
+            "give another folder"
+        ) from error
+    return out
 
 
 def _objective(
@@ -98,9 +119,9 @@ def _objective(
     return Distillation(recipe, target, prepared.train, prepared.held_out, END_OF_TEXT_ID)
 
 
-def _copy_tokenizer(source: Path, folder: Path) -> None:
-    """A draft model speaks its target's tokens."""
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        if not (source / name).is_file():
-            raise InvalidConfig(f"no target checkpoint at {source}; train the target there first")
-        shutil.copyfile(source / name, folder / name)
+def _target_folder(folder: Path, distil: DistilRecipe) -> Path:
+    """Where the target of a draft model is, whose tokens it speaks."""
+    target = folder.parent / distil.target
+    if not all((target / name).is_file() for name in (*TOKENIZER_FILES, "config.json")):
+        raise InvalidConfig(f"no target checkpoint at {target}; train the target there first")
+    return target

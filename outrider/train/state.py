@@ -1,7 +1,8 @@
 """Training checkpoints: one file, replaced atomically, holding all a run needs to go on."""
 
 import os
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,14 @@ import torch
 
 from outrider.errors import InvalidConfig
 from outrider.train.recipe import Recipe
+from outrider.train.schedule import depth_at
 
 STATE_FILE = "state.pt"
+KEYS = {
+    *("fingerprint", "growth", "total", "step", "elapsed_s", "history"),
+    *("model", "optimisers", "objective"),
+}
+ANEW = "give another folder, or start anew with --fresh (resume=False)"
 
 
 def save_state(folder: Path, state: dict[str, Any]) -> None:
@@ -25,26 +32,45 @@ def save_state(folder: Path, state: dict[str, Any]) -> None:
 
 
 def load_state(folder: Path) -> dict[str, Any] | None:
-    """The last state of a run, or None where there is none."""
+    """The last state of a run, or None where there is none.
+
+    Raises:
+        InvalidConfig: a file that is no state of this version.
+    """
     path = folder / STATE_FILE
-    return torch.load(path, map_location="cpu", weights_only=True) if path.is_file() else None
+    if not path.is_file():
+        return None
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    # Damaged bytes end in whatever the reader of their place raises.
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise InvalidConfig(f"the state in {path} cannot be read ({reason}); {ANEW}") from error
+    if not isinstance(state, dict) or not state.keys() >= KEYS:
+        raise InvalidConfig(f"the state in {path} is not of this version; {ANEW}")
+    return state
 
 
-def fingerprint(recipe: Recipe) -> dict[str, Any]:
-    """What of a recipe must not change in a resumed run: all but the length of its phases."""
+def fingerprint(recipe: Recipe, inputs: Mapping[str, str]) -> dict[str, Any]:
+    """What must not change in a resumed run: all it reads, and its recipe but phases' lengths."""
     table = asdict(recipe)
     for key in ("tokens", "decay_fraction", "long_fraction", "growth", "threads"):
         del table["train"][key]
-    return table
+    return {**table, "inputs": dict(inputs)}
 
 
-def check_resumable(recipe: Recipe, state: dict[str, Any], folder: Path) -> None:
+def check_resumable(
+    recipe: Recipe, inputs: Mapping[str, str], state: dict[str, Any], folder: Path
+) -> None:
     """InvalidConfig when the state is another recipe's, or past what the change affects."""
-    if state["fingerprint"] != fingerprint(recipe):
+    known, now = state["fingerprint"], fingerprint(recipe, inputs)
+    if known != now:
+        changed = ", ".join(key for key in now if now[key] != known.get(key))
         raise InvalidConfig(
-            f"the run in {folder} was started by another recipe; "
-            "give another folder, or resume=False"
+            f"the run in {folder} was started by another recipe or other files ({changed} differ); "
+            f"{ANEW}"
         )
+    _check_growth(recipe, state, folder)
     total = state["total"]
     now = [recipe.train.steps, recipe.train.decay_from, recipe.train.long_from]
     if total != now and state["step"] > min(total[1], now[1], total[2], now[2]):
@@ -52,3 +78,17 @@ def check_resumable(recipe: Recipe, state: dict[str, Any], folder: Path) -> None
             f"the run in {folder} is at step {state['step']}, past the constant phase of "
             f"{total[0]} or {now[0]} steps; its tokens can no longer change"
         )
+
+
+def _check_growth(recipe: Recipe, state: dict[str, Any], folder: Path) -> None:
+    """The steps that were taken have trained the layers that the recipe's growth says."""
+    run, layers = recipe.train, recipe.model.layers
+    was = replace(run, growth=state["growth"])
+    for step in range(state["step"]):
+        then, now = depth_at(step, was, layers), depth_at(step, run, layers)
+        if then != now:
+            raise InvalidConfig(
+                f"the run in {folder} trained {then} layers at step {step}, train.growth says "
+                f"{now}; only growth from step {state['step']} on can change: "
+                f"restore the entries before, or {ANEW}"
+            )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from outrider import __version__
 from outrider.cli.demo import Pair
@@ -78,6 +80,48 @@ def test_doctor_says_why_a_pair_does_not_work(outrider: Command) -> None:
     assert ran.code == 2
     assert pair["compatible"] is False
     assert "no/such/folder" in pair["reason"]
+
+
+def test_a_failed_self_test_fails(
+    outrider: Command, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = iter([made((1, 2)), made((1, 2)), made((1, 2)), made((1, 3))])
+    monkeypatch.setattr("outrider.cli.doctor.measure", lambda *_, **__: next(runs))
+    ran = outrider("doctor", "--model", model, "--drafter", "ngram", "--json")
+    assert ran.code == 1
+    assert json.loads(ran.out)["pair"]["strict_self_test"] == "failed: seeded tokens differ"
+
+
+def test_an_interrupted_self_test_has_no_verdict(
+    outrider: Command, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = Run(interrupted=True)
+    monkeypatch.setattr("outrider.cli.doctor.measure", lambda *_, **__: cut)
+    ran = outrider("doctor", "--model", model, "--drafter", "ngram")
+    assert (ran.code, ran.out) == (130, "")
+
+
+def test_a_model_that_cannot_be_strict_is_compatible(
+    outrider: Command, model: str, tmp_path: Path
+) -> None:
+    """Experts are chosen by row: strict decoding refuses them, plain decoding does not."""
+    folder = tmp_path / "experts"
+    shutil.copytree(model, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    shape = MixtralConfig(
+        vocab_size=4096,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_local_experts=2,
+    )
+    MixtralForCausalLM(shape).save_pretrained(folder)
+    ran = outrider("doctor", "--model", str(folder), "--drafter", "ngram", "--json")
+    pair = json.loads(ran.out)["pair"]
+    assert (ran.code, pair["compatible"], pair["strict"]) == (0, True, False)
+    assert pair["strict_self_test"].startswith("not to be had: ")
+    assert "experts" in pair["strict_self_test"]
 
 
 def test_training_reports_its_steps(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,10 +44,20 @@ def assert_refused(ran: Ran, *words: str) -> None:
         (("x", "--file", "prompt.txt"), ("exclude",)),
         (("--file", "no/such/file"), ("no/such/file",)),
         (("x", "--dtype", "float7"), ("float7", "float32")),
+        (("a\udcffb",), ("argument", "UTF-8")),
+        (("x", "--device", "abacus"), ("'abacus'", "give cpu")),
+        (("x", "--model", str(ROOT)), (str(ROOT), "config.json", "save_pretrained")),
     ],
 )
 def test_bad_options(outrider: Command, words: tuple[str, ...], named: tuple[str, ...]) -> None:
     assert_refused(outrider("generate", *([words] if isinstance(words, str) else words)), *named)
+
+
+def test_doctor_names_a_device_that_is_none(outrider: Command) -> None:
+    ran = outrider("doctor", "--device", "abacus")
+    assert ran.code == 2
+    assert "device 'abacus' is not to be had" in ran.out
+    assert ran.err == ""
 
 
 def test_unknown_names_are_answered_with_the_nearest(outrider: Command, model: str) -> None:
@@ -84,17 +95,67 @@ def test_a_draft_with_another_vocabulary(outrider: Command, tmp_path: Path, mode
     assert_refused(ran, "other", "draft")
 
 
+def test_a_closed_standard_input(outrider: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    for words in ((), ("-",)):
+        assert_refused(outrider("generate", *words), "no prompt", "--file")
+
+
+def test_training_that_cannot_be(outrider: Command, tmp_path: Path) -> None:
+    occupied = tmp_path / "file"
+    occupied.write_text("", "utf-8")
+    train = ("train", "lm", "tiny", "--out")
+    assert_refused(outrider(*train, str(occupied)), str(occupied), "another folder")
+    folder = str(tmp_path / "run")
+    assert_refused(outrider(*train, folder, "--max-minutes", "-1"), "max_minutes=-1.0")
+    assert_refused(outrider(*train, folder, "--device", "abacus"), "'abacus'", "give cpu")
+
+
+def process(*words: str, **streams: Any) -> subprocess.Popen[str]:
+    """A command line in a process of its own."""
+    code = "from outrider.cli import main; main()"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *words],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        **streams,
+    )
+
+
+PRINTS_BY_RICH = ("generate", "--drafter", "ngram", "-n", "8", PROMPT, "--model")
+PRINTS_BY_TYPER = ("--version",)
+
+
+def test_a_reader_that_went_away_is_no_error(model: str) -> None:
+    for words in ((*PRINTS_BY_RICH, model), PRINTS_BY_TYPER):
+        with process(*words, stdout=subprocess.PIPE) as running:
+            assert running.stdout is not None
+            running.stdout.close()
+            assert running.stderr is not None
+            err = running.stderr.read()
+        assert running.returncode == 0, err
+        assert "Error" not in err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_one_line(model: str) -> None:
+    for words in ((*PRINTS_BY_RICH, model), PRINTS_BY_TYPER):
+        with open("/dev/full", "w") as full, process(*words, stdout=full) as running:
+            assert running.stderr is not None
+            err = running.stderr.read()
+        # Figures may stand before it: the text is written out as it comes, or at the end.
+        assert running.returncode == 2, err
+        assert err.splitlines()[-1].startswith("error: the output cannot be written: No space left")
+        assert "Traceback" not in err
+        assert "Exception ignored" not in err
+
+
 def test_a_prompt_longer_than_the_context(generate: Command) -> None:
     assert_refused(generate("x = 1\n" * 3000), "prompt", "2048", "shorten")
 
 
 def test_the_process_ends_with_the_code() -> None:
-    code = "from outrider.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "generate", PROMPT, "--top-k", "-3"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert_refused(Ran(done.returncode, done.stdout, done.stderr), "top_k=-3")
+    with process("generate", PROMPT, "--top-k", "-3", stdout=subprocess.PIPE) as running:
+        out, err = running.communicate()
+    assert_refused(Ran(running.returncode, out, err), "top_k=-3")

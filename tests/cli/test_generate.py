@@ -14,6 +14,8 @@ import pytest
 
 from outrider import LLM, SamplingParams
 from outrider.cli.terminal import escaped
+from outrider.cli.timing import Run
+from outrider.types import Delta
 from tests.cli.conftest import PROMPT, Ran
 from tests.house.layout import ROOT
 
@@ -43,6 +45,35 @@ def test_json_carries_everything(generate: Command) -> None:
     assert report["tokens_equal"] is True
     assert report["plain"]["token_ids"] == report["token_ids"]
     assert report["plain"]["stats"]["drafted"] == 0 < report["stats"]["drafted"]
+
+
+def test_json_names_the_seed_that_was_drawn(generate: Command) -> None:
+    report = json.loads(generate(PROMPT, "--json", "--temperature", "1", "-n", "8").out)
+    assert report["rule"] == "block"
+    again = ("--seed", str(report["seed"]), "--rule", report["rule"])
+    same = json.loads(generate(PROMPT, "--json", "--temperature", "1", "-n", "8", *again).out)
+    assert same["token_ids"] == report["token_ids"]
+    other = json.loads(generate(PROMPT, "--json", "--temperature", "1", "-n", "8").out)
+    assert other["seed"] != report["seed"]
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_half_a_comparison_is_none(
+    generate: Command, monkeypatch: pytest.MonkeyPatch, form: tuple[str, ...]
+) -> None:
+    whole, half = (
+        Run([Delta(0, "text", (1,), ("bonus",), "length")], interrupted=interrupted)
+        for interrupted in (False, True)
+    )
+    runs = iter([whole, half])
+    monkeypatch.setattr("outrider.cli.generate.warm_up", lambda *_: None)
+    monkeypatch.setattr("outrider.cli.generate.measure", lambda *_, **__: next(runs))
+    ran = generate(PROMPT, "--compare", *form)
+    assert ran.code == 130
+    assert "equal" not in ran.out + ran.err
+    assert "plain:" not in ran.err
+    assert '"plain"' not in ran.out
+    assert "interrupted before the comparison" in ran.err
 
 
 def test_compare_says_where_only_the_law_is_equal(generate: Command) -> None:

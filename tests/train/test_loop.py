@@ -14,11 +14,12 @@ import torch
 
 from outrider.errors import InvalidConfig, ModelError
 from outrider.models.checkpoint import load_llama
+from outrider.models.device import pick_device
 from outrider.train import forward, loop
 from outrider.train.bigram import start_from_bigrams
 from outrider.train.distil import distances
 from outrider.train.prepare import build_model
-from outrider.train.run import pick_device
+from outrider.train.recipe import Recipe
 from outrider.train.state import load_state
 from tests.train.train_recipes import RECIPE, train_draft, train_lm
 
@@ -70,6 +71,8 @@ def test_a_precision_or_device_that_is_none_is_named() -> None:
         dataclasses.replace(RECIPE.train, precision="float8")
     with pytest.raises(InvalidConfig, match=r"device 'abacus' is not to be had: .*; give cpu"):
         pick_device("abacus")
+    with pytest.raises(InvalidConfig, match=r"device 'meta' is not to be had: .*; give cpu"):
+        pick_device("meta")
     assert pick_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -124,6 +127,55 @@ def test_another_recipe_does_not_resume(folder: Path) -> None:
     longer = dataclasses.replace(RECIPE, train=dataclasses.replace(RECIPE.train, tokens=99 * 256))
     with pytest.raises(InvalidConfig, match="past the constant phase"):
         train_lm(folder, "whole", longer)
+
+
+def test_other_files_than_the_runs_own_do_not_resume(folder: Path) -> None:
+    with pytest.raises(InvalidConfig, match=r"inputs differ\); give another folder, or .* --fresh"):
+        train_lm(folder, "whole", inputs={"manifest": "another", "tokenizer": "another"})
+
+
+def grown(*growth: tuple[int, int]) -> Recipe:
+    return dataclasses.replace(RECIPE, train=dataclasses.replace(RECIPE.train, growth=growth))
+
+
+def test_layers_may_grow_otherwise_from_the_next_step_on_and_not_before(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class StoppedError(Exception):
+        pass
+
+    def stop(p: loop.Progress) -> None:
+        if p.step == 5:
+            raise StoppedError
+
+    monkeypatch.setattr(loop, "CHECKPOINT_S", 0.0)
+    with pytest.raises(StoppedError):
+        train_lm(folder, "grown", progress=stop)
+    state = load_state(folder / "grown")
+    assert state is not None
+    assert state["step"] == 4
+    with pytest.raises(InvalidConfig, match=r"trained 2 layers at step 3, train.growth says 3"):
+        train_lm(folder, "grown", grown((0, 2), (3, 3)))
+    with pytest.raises(InvalidConfig, match=r"trained 2 layers at step 0, train.growth says 3"):
+        train_lm(folder, "grown", grown())
+    assert train_lm(folder, "grown", grown((0, 2), (6, 3))).finished
+
+
+@pytest.mark.parametrize("content", [b"", b"no state", b"PK\x03\x04 half an archive"])
+def test_a_damaged_state_is_named(folder: Path, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "state.pt").write_bytes(content)
+    with pytest.raises(InvalidConfig, match=r"state\.pt cannot be read .*--fresh"):
+        load_state(tmp_path)
+    whole = (folder / "whole" / "state.pt").read_bytes()
+    (tmp_path / "state.pt").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InvalidConfig, match=r"state\.pt cannot be read .*--fresh"):
+        load_state(tmp_path)
+
+
+def test_another_versions_state_is_named(tmp_path: Path) -> None:
+    torch.save({"fingerprint": {}, "step": 3}, tmp_path / "state.pt")
+    with pytest.raises(InvalidConfig, match="not of this version"):
+        load_state(tmp_path)
 
 
 def test_the_loss_falls(folder: Path) -> None:

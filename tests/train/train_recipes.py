@@ -80,6 +80,7 @@ def train_lm(folder: Path, run: str, recipe: Recipe = RECIPE, **options: object)
     prepared = prepared_in(folder, recipe)
     model = build_model(recipe, prepared.tokenizer.get_vocab_size())
     objective = LanguageModelling(recipe, prepared.train, prepared.held_out, END_OF_TEXT_ID)
+    options.setdefault("inputs", prepared.inputs)
     outcome = train(model, objective, recipe, folder / run, **options)  # type: ignore[arg-type]
     save_llama(model, folder / run)
     return outcome
@@ -91,6 +92,7 @@ def train_draft(folder: Path, run: str, target: object, **options: object) -> Ou
     prepared = prepared_in(folder, recipe)
     model = build_model(recipe, prepared.tokenizer.get_vocab_size())
     objective = Distillation(recipe, target, prepared.train, prepared.held_out, END_OF_TEXT_ID)
+    options.setdefault("inputs", prepared.inputs)
     return train(model, objective, recipe, folder / run, **options)  # type: ignore[arg-type]
 
 
