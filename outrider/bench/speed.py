@@ -94,11 +94,10 @@ class _Draft:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """A target timed with its drafts, the same laid out for plain decoding, and its weights."""
+    """A target timed with its drafts, and its weights."""
 
     name: str
     target: HuggingFaceTarget
-    plain: HuggingFaceTarget
     weights: int
 
 
@@ -148,7 +147,7 @@ class _Bench:
         k, expected = choose_depth(self.acceptance_per_pos, cost, verify)
         vocab = size_of(self._small_draft).vocab
         one = _Draft(draft, vocab, weights_read(self._small_draft), None, cost, k, expected)
-        self._compare(_Pair("bundled", target, target, weights_read(self._small)), [one])
+        self._compare(_Pair("bundled", target, weights_read(self._small)), [one])
         settings = self.settings
         if settings.generate_prompts:
             twin = self._plain(load_llama(settings.target))
@@ -164,26 +163,21 @@ class _Bench:
         big = inflate(self._small, size, settings.seed)
         self.faithful[vocab] = compare(self._small, big, [self._prompts[0], self._others[0]])
         weights, target = weights_read(big), self._wrap(big)
-        # Plain decoding gets the layout that is fastest for one row, as LLM.load would give it.
-        plain = self._wrap(inflate(self._small, size, settings.seed), pack=False)
-        drafts = self._drafts(plain, target, weights, vocab)
-        self._compare(_Pair("inflated", target, plain, weights), drafts)
+        drafts = self._drafts(target, weights, vocab)
+        self._compare(_Pair("inflated", target, weights), drafts)
         if vocab == settings.vocabs[0] and settings.generate_prompts:
             twin = self._plain(inflate(self._small, size, settings.seed))
             self._against_generate(
-                "inflated", plain, twin, settings.generate_prompts, settings.generate_tokens
+                "inflated", target, twin, settings.generate_prompts, settings.generate_tokens
             )
 
     @property
     def _probe(self) -> list[int]:
         return self._stream[:PROBE_TOKENS]
 
-    def _wrap(self, model: nn.Module, *, pack: bool = True) -> HuggingFaceTarget:
+    def _wrap(self, model: nn.Module) -> HuggingFaceTarget:
         plain: Any = self._plain(model)
-        return HuggingFaceTarget(plain, pack=pack)
-
-    def _wrap_draft(self, model: nn.Module) -> HuggingFaceTarget:
-        return self._wrap(model, pack=False)
+        return HuggingFaceTarget(plain)
 
     def _plain(self, model: nn.Module) -> nn.Module:
         return model.to(self.dtype)
@@ -207,11 +201,9 @@ class _Bench:
         texts = [plain.decode(prompt).tokens for prompt in self._prompts]
         return texts, tuple(decoder.metrics.acceptance_per_pos)
 
-    def _drafts(self, plain: Target, target: Target, weights: int, vocab: int) -> list[_Draft]:
-        several = Probe(target, self._probe)
-        verify = verify_costs(several, max(2, self.settings.rounds // 4))
-        several.close()
-        probe = Probe(plain, self._probe)
+    def _drafts(self, target: Target, weights: int, vocab: int) -> list[_Draft]:
+        probe = Probe(target, self._probe)
+        verify = verify_costs(probe, max(2, self.settings.rounds // 4))
         drafts: list[_Draft] = []
         for index, wanted in enumerate(self.settings.costs):
             self._progress.note(f"sizing a draft for c = {wanted}")
@@ -222,7 +214,7 @@ class _Bench:
                 target=probe,
                 target_layers=self.settings.num_layers,
                 target_weights=weights,
-                wrap=self._wrap_draft,
+                wrap=self._wrap,
                 prompt=self._probe,
                 seed=self.settings.seed + 1 + index,
                 rounds=self.settings.rounds,
@@ -246,7 +238,7 @@ class _Bench:
 
     def _compare(self, pair: _Pair, drafts: Sequence[_Draft]) -> None:
         """Plain decoding and every draft on the timed prompts, interleaved."""
-        plain = self._decoder(f"{pair.name}, drafter=none", pair.plain, None, 1)
+        plain = self._decoder(f"{pair.name}, drafter=none", pair.target, None, 1)
         others = [
             self._decoder(
                 f"{pair.name}, drafter=draft, {draft}", pair.target, draft.target, draft.k
@@ -278,7 +270,7 @@ class _Bench:
             draft_weights=draft.weights,
             cost_wanted=draft.wanted,
             cost=draft.cost,
-            cost_after=self._cost(draft.target, pair.plain),
+            cost_after=self._cost(draft.target, pair.target),
             k=draft.k,
             expected=draft.expected,
             plain_tok_s=median_rate(plain),

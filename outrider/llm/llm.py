@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 
 from outrider.config import SamplingParams, as_tokens, check_rule, check_whole, nearest
-from outrider.drafters import Drafter, NoDrafter
+from outrider.drafters import Drafter
 from outrider.engine import Emitter, Engine, Requests
 from outrider.errors import EmptyPrompt, InvalidConfig
 from outrider.llm.load import Placement, as_dtype, folder_of, load_drafter, share_cache
@@ -73,8 +73,7 @@ class LLM:
             strict: one arithmetic class for everything, so that logits are equal bit for bit.
             speculative_config: vLLM's dictionary, instead of `drafter`, `k` and `rule`.
             **options: k, rule, max_texts, prefill_chunk, cache_bytes (of target and draft model
-                together), and pack (weights laid out for several rows; None = for a target that
-                verifies drafts).
+                together), and pack (large weights laid out for the processor; on by default).
 
         Raises:
             InvalidConfig: an unknown option, with the nearest known one; a value that cannot be
@@ -107,7 +106,7 @@ class LLM:
         tokenizer = TextTokenizer(folder)
         if isinstance(drafter, str):
             drafter = load_drafter(asked, model, tokenizer, place)
-        target = place.load(folder, many_rows=not isinstance(drafter, NoDrafter))
+        target = place.load(folder)
         share_cache(cache_bytes, target, drafter)
         return cls(target, tokenizer, drafter, k=asked.k, rule=asked.rule, **options)
 

@@ -33,14 +33,14 @@ class Placement:
         if self.pack is not None:
             check_flag("pack", self.pack)
 
-    def load(self, folder: Path, *, many_rows: bool) -> HuggingFaceTarget:
-        """The model of a folder; packed for forwards of many rows where `pack` does not say."""
+    def load(self, folder: Path) -> HuggingFaceTarget:
+        """The model of a folder."""
         return HuggingFaceTarget.load(
             folder,
             device=self.device,
             dtype=self.dtype,
             strict=self.strict,
-            pack=many_rows if self.pack is None else self.pack,
+            pack=self.pack is not False,
         )
 
 
@@ -121,7 +121,7 @@ def load_drafter(
     folder = draft_folder(spec, model)
     if folder is not None:
         check_vocabularies(TextTokenizer(folder), tokenizer)
-        return ModelDrafter(place.load(folder, many_rows=False))
+        return ModelDrafter(place.load(folder))
     if spec.kind == "none":
         return NoDrafter()
     return NgramDrafter(options.shortest, options.longest)
