@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import platform
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib.metadata import version
 
 import torch
 from torch import Tensor
@@ -163,16 +165,20 @@ def top_two_gap(logits_V: Tensor, position: int | None) -> float:
     return first - second
 
 
-def as_markdown(proof: RealProof) -> str:
-    """A section of the proof's page."""
+def as_markdown(proof: RealProof, command: str) -> str:
+    """The comparison as a page."""
+    machine = f"torch {torch.__version__}, transformers {version('transformers')}"
     lines = [
-        "## The bundled pair: the same bits",
+        "# Proof on real models",
         "",
-        f"Texts of {proof.length} tokens after held-out prompts, drafts of {DEPTH}, beside plain "
-        "decoding. Under strict every",
-        "logits row behind an emitted token must be `torch.equal`; without it a text may part from "
-        f"the plain one where the two likeliest tokens are within {NEAR_TIE:g}, at most once in "
-        f"{TOKENS_PER_TIE:,} tokens. {proof.seconds:.0f} s.",
+        f"Written by `{command}`: {machine}, {platform.machine()}, {proof.seconds:.0f} s. "
+        f"Result: **{'everything holds' if proof.ok else 'SOMETHING FAILED'}**.",
+        "",
+        f"Texts of {proof.length} tokens of the bundled pair after held-out prompts,",
+        f"{DEPTH} tokens drafted a round, beside plain decoding. Under strict every logits row",
+        "behind an emitted token must be `torch.equal`; without it a text may part from the plain",
+        "one where the two likeliest",
+        f"tokens are within {NEAR_TIE:g}, at most once in {TOKENS_PER_TIE:,} tokens.",
         "",
         "| setting | texts | equal texts | rows | equal rows | gaps at first differences | holds |",
         "|---|---|---|---|---|---|---|",

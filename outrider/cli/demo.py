@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from outrider.llm import LLM
 
 NOT_EQUAL = 1
-DEPTH = 4
-"""Tokens guessed per round; what the bundled pair gains most from."""
+DEPTH = 3
+"""Tokens guessed per round; of 2, 3 and 4 what the pair gained most from on four prompts."""
 COLUMNS_NEEDED = 100
 SMOKE_TOKENS = 24
 
