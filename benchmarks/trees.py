@@ -13,6 +13,7 @@ import json
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -105,9 +106,6 @@ def schemes() -> list[tuple[str, str, Speculation, Grow]]:
     ) -> tuple[str, str, Speculation, Grow]:
         return rule, drafts, TreeScheme(rule, grow, decide), grow
 
-    def least(*args: object) -> object:
-        return kseq(*args, rho_of=enough)  # type: ignore[arg-type]
-
     found = [tree("match", f"{TOP}, 2 x 1", match, static(TWO_BY_ONE, STYLES[TOP]))]
     for drafts in (IID, WITHOUT):
         found.append(tree("recursive", drafts, recursive, static(TWO_BY_ONE, STYLES[drafts])))
@@ -115,7 +113,8 @@ def schemes() -> list[tuple[str, str, Speculation, Grow]]:
     for drafts in (IID, WITHOUT):
         found.append(tree("traversal", drafts, traversal, static(TWO_BY_ONE, STYLES[drafts])))
     found.append(tree("hybrid-traversal", HYBRID, traversal, static(TWO_BY_ONE, STYLES[HYBRID])))
-    found.append(tree("kseq", IID, least, static(TWO_BY_ONE, STYLES[IID])))  # type: ignore[arg-type]
+    least = partial(kseq, rho_of=enough)
+    found.append(tree("kseq", IID, least, static(TWO_BY_ONE, STYLES[IID])))
     found.append(tree("gbv", "2 i.i.d. paths", gbv, paths(2, 2)))
     found.append(tree("coupled", "top K of the race", coupled, raced(TWO_BY_ONE)))
     chain = static((0, 1), STYLES[IID])

@@ -1,7 +1,7 @@
 """How drafters grow trees: static shapes drawn in many ways, and trees that look at values.
 
-A tree may depend on what was drawn only where that cannot matter: certain children, the hybrid
-rule's proxy, or `coupled`, whose target draws for itself.
+What was drawn may decide where to draw next. It may decide what to keep only where that cannot
+matter: certain children, the hybrid rule's proxy, or `coupled`, whose target draws for itself.
 """
 
 from __future__ import annotations
@@ -122,8 +122,12 @@ def never(law: LawRow, token: int) -> bool:
     return False
 
 
-def static(shape: Shape, style: Style, stopped: Stop = never) -> Grow:
-    """The shape, as far as room and support allow and no path is stopped."""
+Hang: TypeAlias = Callable[[Growing, int, int, int], int | None]
+"""Hangs the child at a place of several from a row; its row, or None where nothing goes on."""
+
+
+def _shaped(shape: Shape, hang: Hang) -> Grow:
+    """The shape, node by node, as far as there is room."""
 
     def grow(drafting: Drafting) -> DraftedTree:
         growing = Growing(drafting)
@@ -132,13 +136,24 @@ def static(shape: Shape, style: Style, stopped: Stop = never) -> Grow:
             row = rows.get(parent)
             if row is None or growing.depth(row) >= drafting.room:
                 continue
-            place = shape[:node].count(parent)
-            made = growing.draw(row, style, place, shape.count(parent))
-            if made is not None and not stopped(growing.base[made - 1], growing.tokens[made - 1]):
+            made = hang(growing, row, shape[:node].count(parent), shape.count(parent))
+            if made is not None:
                 rows[node + 1] = made
         return growing.tree()
 
     return grow
+
+
+def static(shape: Shape, style: Style, stopped: Stop = never) -> Grow:
+    """The shape, as far as room and support allow and no path is stopped."""
+
+    def hang(growing: Growing, row: int, place: int, count: int) -> int | None:
+        made = growing.draw(row, style, place, count)
+        if made is None or stopped(growing.base[made - 1], growing.tokens[made - 1]):
+            return None
+        return made
+
+    return _shaped(shape, hang)
 
 
 def paths(count: int, depth: int) -> Grow:
@@ -150,20 +165,12 @@ def paths(count: int, depth: int) -> Grow:
 def raced(shape: Shape) -> Grow:
     """The shape with children in the order of the target's own race, run with the draft's law."""
 
-    def grow(drafting: Drafting) -> DraftedTree:
-        growing = Growing(drafting)
-        rows: dict[int, int] = {0: 0}
-        for node, parent in enumerate(shape):
-            row = rows.get(parent)
-            if row is None or growing.depth(row) >= drafting.room:
-                continue
-            place, law = shape[:node].count(parent), drafting.model(growing.text(row))
-            order = drafting.noise.race(growing.depth(row), law, place + 1)
-            if place < len(order):
-                rows[node + 1] = growing.add(row, order[place], law, Kind.WITHOUT)
-        return growing.tree()
+    def hang(growing: Growing, row: int, place: int, count: int) -> int | None:
+        law = growing.drafting.model(growing.text(row))
+        order = growing.drafting.noise.race(growing.depth(row), law, place + 1)
+        return growing.add(row, order[place], law, Kind.WITHOUT) if place < len(order) else None
 
-    return grow
+    return _shaped(shape, hang)
 
 
 Value: TypeAlias = Callable[[DraftedTree, int], Number]

@@ -8,13 +8,15 @@ and draws just the same: so every loss is in pi, which can be written down.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TypeAlias
 
-from outrider.certify.reference import Outcome, ReferenceRule, Round, excess
+from outrider.certify.reference import Outcome, ReferenceRule, Round
 from outrider.certify.reference_trees import TreeOutcome, TreeRound, TreeRule, normalised
+from outrider.decoding import theory
 from outrider.decoding.theory import LawRow, Number
 
 Surrogate: TypeAlias = Callable[[LawRow, LawRow], LawRow]
@@ -33,76 +35,66 @@ class Lenience:
 
     def __call__(self, p: LawRow, q: LawRow) -> LawRow:
         """Pi of p and q."""
-        kept = [min(a / self.l, b) for a, b in zip(p, q, strict=True)]
-        rest = 1 - sum(kept)
-        if rest <= 0:
-            return kept
-        added = normalised(excess(p, q))
-        return [k + rest * r for k, r in zip(kept, added, strict=True)]
+        return theory.lenience_law(p, q, self.l)
 
     def bound(self, p: LawRow) -> Number:
         """What TV(pi, p) never exceeds."""
         return 1 - self.l
 
 
-@dataclass(frozen=True, slots=True)
-class Threshold:
-    """Keeps what the target gives at least `least`, and its likeliest token; nothing else.
+class KeptSet(ABC):
+    """Keeps the tokens of a set A that p alone decides, whatever the draft thought of them.
 
-    With A the kept set, pi = q on A + q(not A) norm(p on A). Every law on A overlaps p by the
-    least p in A or more, so TV(pi, p) <= 1 - min p(A).
+    pi = q on A + q(not A) norm(p on A): after a refusal the token comes from p on the set. Every
+    law on A overlaps p by the least p in A or more, so TV(pi, p) <= 1 - min p(A).
     """
 
-    least: Number
+    @abstractmethod
+    def kept(self, p: LawRow) -> Sequence[bool]:
+        """Which tokens are in A."""
 
     def __call__(self, p: LawRow, q: LawRow) -> LawRow:
         """Pi of p and q."""
-        return _of_set(p, q, self.kept(p))
-
-    def kept(self, p: LawRow) -> Sequence[bool]:
-        """The tokens kept whatever the draft thought of them."""
-        return [x >= self.least or x == max(p) for x in p]
+        kept = self.kept(p)
+        q_kept = [b if k else 0 * b for b, k in zip(q, kept, strict=True)]
+        p_kept = normalised([a if k else 0 * a for a, k in zip(p, kept, strict=True)])
+        rest = 1 - sum(q_kept)
+        return [b + rest * a for a, b in zip(p_kept, q_kept, strict=True)]
 
     def bound(self, p: LawRow) -> Number:
         """What TV(pi, p) never exceeds."""
         return 1 - min(x for x, kept in zip(p, self.kept(p), strict=True) if kept)
 
 
-@dataclass(frozen=True, slots=True)
-class TypicalAcceptance:
+@dataclass(frozen=True)
+class Threshold(KeptSet):
+    """Keeps what the target gives at least `least`, and its likeliest token."""
+
+    least: Number
+
+    def kept(self, p: LawRow) -> Sequence[bool]:
+        """Likely enough, or the likeliest."""
+        return [x >= self.least or x == max(p) for x in p]
+
+
+@dataclass(frozen=True)
+class TypicalAcceptance(KeptSet):
     """Keeps x where p(x) > min(epsilon, delta exp(-H(p))), delta < 1: Medusa, Cai et al. 2024.
 
-    exp(-H) is no more than the largest p, so the likeliest token is always kept. pi and its bound
-    are those of `Threshold` with this set: after a refusal the token comes from p on the set, so
-    nothing atypical is ever written.
+    exp(-H) is no more than the largest p, so the likeliest token is always kept.
     """
 
     epsilon: Number
     delta: Number
 
-    def __call__(self, p: LawRow, q: LawRow) -> LawRow:
-        """Pi of p and q."""
-        return _of_set(p, q, self.kept(p))
-
     def kept(self, p: LawRow) -> Sequence[bool]:
-        """The tokens kept whatever the draft thought of them."""
+        """Above what the entropy asks for."""
         entropy = -sum(float(x) * math.log(x) for x in p if x > 0)
         least = min(float(self.epsilon), float(self.delta) * math.exp(-entropy))
         return [float(x) > least for x in p]
 
-    def bound(self, p: LawRow) -> Number:
-        """What TV(pi, p) never exceeds."""
-        return 1 - min(x for x, kept in zip(p, self.kept(p), strict=True) if kept)
 
-
-def _of_set(p: LawRow, q: LawRow, kept: Sequence[bool]) -> LawRow:
-    q_kept = [b if k else 0 * b for b, k in zip(q, kept, strict=True)]
-    p_kept = normalised([a if k else 0 * a for a, k in zip(p, kept, strict=True)])
-    rest = 1 - sum(q_kept)
-    return [b + rest * a for a, b in zip(p_kept, q_kept, strict=True)]
-
-
-SURROGATES: dict[str, Lenience | Threshold | TypicalAcceptance] = {
+SURROGATES: dict[str, Lenience | KeptSet] = {
     "lenience": Lenience(Fraction(4, 5)),
     "typical-acceptance": TypicalAcceptance(Fraction(3, 10), Fraction(3, 5)),
     "threshold": Threshold(Fraction(1, 4)),

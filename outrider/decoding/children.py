@@ -18,13 +18,10 @@ from torch import Tensor
 from outrider import noise
 from outrider.decoding.draft import Kind, RoundNoise
 from outrider.decoding.laws import Law
-from outrider.decoding.sampling import inverse_cdf
+from outrider.decoding.sampling import DENSE_SHARE, inverse_cdf
 
 if TYPE_CHECKING:
     from jaxtyping import Int64
-
-# A support above this share of the row is raced over the whole row, where noise costs half.
-_DENSE_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +210,7 @@ def _keys(law: Law, at: RoundNoise, position_n: Tensor) -> tuple[Tensor, Tensor 
     seed, sample, position = (p.to(device) for p in (at.seed_B, at.sample_B, position_n))
     if law.ids is None:
         support = probs > 0
-        if support.sum() > _DENSE_SHARE * probs.numel():
+        if support.sum() > DENSE_SHARE * probs.numel():
             gumbels_nV = noise.gumbel_rows(seed, sample, position, probs.shape[1])
             return gumbels_nV.add_(probs.double().log()), None
         # The support in front: columns ascend, so that the first of equals stays the first.

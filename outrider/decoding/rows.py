@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from outrider.decoding import laws
+from outrider.decoding import host, laws
 from outrider.decoding.laws import Law, softmax, softmax_of
 
 if TYPE_CHECKING:
@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 # calls are few; an accelerator wants all rows at once, and its memory bounds how many.
 _CACHED = 1 << 19
 _RESIDENT = 1 << 26
-
-
-def reads_free(device: torch.device) -> bool:
-    """Whether the host reads tensors there at no cost, so that it can leave work out."""
-    return device.type == "cpu"
 
 
 class TargetRows(ABC):
@@ -61,7 +56,7 @@ class TargetRows(ABC):
     @property
     def on_host(self) -> bool:
         """Whether the host reads tensors there at no cost, so that it can leave work out."""
-        return reads_free(self.device)
+        return host.reads_free(self.device)
 
     def excess_mass(
         self,
@@ -85,12 +80,12 @@ class TargetRows(ABC):
             yield slice(start, min(num_rows, start + step))
 
 
-class TargetLaws(TargetRows):
-    """Rows that are laws already; for `argmax` alone any scores of the same order will do."""
+class _Table(TargetRows):
+    """Rows of one tensor."""
 
-    def __init__(self, probs_BTV: Float[Tensor, "B T V"]) -> None:
-        self._shape = probs_BTV.shape
-        self._rows_RV = probs_BTV.flatten(0, 1)
+    def __init__(self, rows_BTV: Float[Tensor, "B T V"]) -> None:
+        self._shape = rows_BTV.shape
+        self._rows_RV = rows_BTV.flatten(0, 1)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -102,6 +97,10 @@ class TargetLaws(TargetRows):
     def device(self) -> torch.device:
         """The table's."""
         return self._rows_RV.device
+
+
+class TargetLaws(_Table):
+    """Rows that are laws already; for `argmax` alone any scores of the same order will do."""
 
     def probs(self, at_n: Tensor) -> Tensor:
         """The rows as they were given."""
@@ -116,7 +115,7 @@ class TargetLaws(TargetRows):
         return self._rows_RV[at_n].argmax(-1)
 
 
-class TargetLogits(TargetRows):
+class TargetLogits(_Table):
     """Rows of logits under a temperature; each is normalised when something of it is asked for.
 
     Args:
@@ -129,20 +128,8 @@ class TargetLogits(TargetRows):
         logits_BTV: Float[Tensor, "B T V"],
         temperature_B: Float[Tensor, " B"] | None = None,
     ) -> None:
-        self._shape = logits_BTV.shape
-        self._rows_RV = logits_BTV.flatten(0, 1)
+        super().__init__(logits_BTV)
         self._temperature_B = temperature_B
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """B, T and V."""
-        num_texts, num_rows, width = self._shape
-        return num_texts, num_rows, width
-
-    @property
-    def device(self) -> torch.device:
-        """The table's."""
-        return self._rows_RV.device
 
     def probs(self, at_n: Tensor) -> Tensor:
         """Softmax of the rows."""

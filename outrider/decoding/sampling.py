@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int64
 
 # A support above this share of the row is raced over the whole row, where noise costs half.
-_DENSE_SHARE = 0.5
+DENSE_SHARE = 0.5
 # Numbers in the rows raced at once, and room for the rounding of float32 where they are compared.
 _TABLE = 1 << 19
 _SLACK = 1 + 1e-4
@@ -94,7 +94,7 @@ def gumbel_race(
     if probs_RM.device.type != "cpu":
         return _race_everywhere(probs_RM, ids_RM, seed_R, sample_R, position_R)
     support_RM = probs_RM.numpy() > 0
-    if ids_RM is None and np.count_nonzero(support_RM) > _DENSE_SHARE * probs_RM.numel():
+    if ids_RM is None and np.count_nonzero(support_RM) > DENSE_SHARE * probs_RM.numel():
         return _race_in_bounds(probs_RM, seed_R, sample_R, position_R)
     rows, columns = (torch.from_numpy(part) for part in np.nonzero(support_RM))
     tokens = columns if ids_RM is None else ids_RM[rows, columns]

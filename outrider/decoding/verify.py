@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider import noise
+from outrider.decoding.arrays import (
+    Array,
+    chain_lengths,
+    check_probs,
+    check_seed,
+    check_shapes,
+    check_values,
+    exp_row,
+    float_row,
+    floats,
+    integers,
+)
 from outrider.decoding.draft import Draft, RoundNoise
 from outrider.decoding.laws import Law
 from outrider.decoding.rows import TargetLaws
@@ -28,14 +36,10 @@ from outrider.errors import (
     InvalidConfig,
     NonFinite,
     TargetShapeMismatch,
-    TokenOutOfRange,
 )
 
 if TYPE_CHECKING:
     from jaxtyping import Float
-
-Array: TypeAlias = Tensor | NDArray[Any] | Sequence[Any]
-"""What the functions here take: tensors, numpy arrays or nested lists."""
 
 
 class Uniforms(Protocol):
@@ -120,12 +124,12 @@ def verify_speculative_tokens(
     sifter = _SIFTERS.get(rule)
     if sifter is None:
         raise InvalidConfig(f"rule={rule!r}: one of {', '.join(_SIFTERS)} is due")
-    target_BTV = _floats("target_probs", target_probs)
-    tokens_BK = _integers("draft_tokens", draft_tokens)
-    draft_BKV = None if draft_probs is None else _floats("draft_probs", draft_probs)
-    _check_shapes(draft_BKV, target_BTV, tokens_BK)
-    lengths_B = _lengths(draft_lengths, tokens_BK)
-    tokens_BK = _check_values(draft_BKV, target_BTV, tokens_BK, lengths_B)
+    target_BTV = floats("target_probs", target_probs)
+    tokens_BK = integers("draft_tokens", draft_tokens)
+    draft_BKV = None if draft_probs is None else floats("draft_probs", draft_probs)
+    check_shapes(draft_BKV, target_BTV, tokens_BK)
+    lengths_B = chain_lengths(draft_lengths, tokens_BK)
+    tokens_BK = check_values(draft_BKV, target_BTV, tokens_BK, lengths_B)
     num_texts, depth = tokens_BK.shape
     index = torch.arange(num_texts * (depth + 1)).view(num_texts, depth + 1)
     # Seven billion uniforms in, the block number would reach the counter's second word.
@@ -157,8 +161,8 @@ def compute_acceptance_probs(
         NonFinite: NaN or an infinity.
         InvalidConfig: a dtype that is not floating, a negative probability.
     """
-    q = _floats("draft_probs", draft_probs)
-    p = _floats("target_probs", target_probs)
+    q = floats("draft_probs", draft_probs)
+    p = floats("target_probs", target_probs)
     if q.ndim != 3:
         raise DraftShapeMismatch(f"draft_probs has shape {tuple(q.shape)}; [B, K, V] is due")
     if p.shape != q.shape:
@@ -166,8 +170,8 @@ def compute_acceptance_probs(
             f"target_probs has shape {tuple(p.shape)}, draft_probs {tuple(q.shape)}; they must "
             "agree: leave out the target's last row"
         )
-    _check_probs("draft_probs", q)
-    _check_probs("target_probs", p)
+    check_probs("draft_probs", q)
+    check_probs("target_probs", p)
     certain = (p > 0).to(p.dtype)
     acceptance = torch.where(q > 0, (p / q).clamp(max=1), certain)
     return acceptance, (p - q).clamp(min=0)
@@ -183,10 +187,10 @@ def compute_expected_tokens(acceptance_rates: Array) -> Float[Tensor, " B"]:
         InvalidConfig: not `[B, K]`, or a rate outside [0, 1].
         NonFinite: a NaN rate.
     """
-    rates_BK = _floats("acceptance_rates", acceptance_rates)
+    rates_BK = floats("acceptance_rates", acceptance_rates)
     if rates_BK.ndim != 2:
         raise InvalidConfig(f"acceptance_rates has shape {tuple(rates_BK.shape)}; [B, K] is due")
-    _check_probs("acceptance_rates", rates_BK)
+    check_probs("acceptance_rates", rates_BK)
     if (rates_BK > 1).any():
         raise InvalidConfig(f"acceptance_rates reach {float(rates_BK.max())}; at most 1 is due")
     return 1 + rates_BK.cumprod(1).sum(1)
@@ -219,8 +223,8 @@ def adjusted_distribution(target_logprobs: Array, draft_logprobs: Array) -> Floa
         NonFinite: NaN or +inf.
         DegenerateDistribution: a target without mass.
     """
-    p = _exp_row("target_logprobs", target_logprobs)
-    q = _exp_row("draft_logprobs", draft_logprobs)
+    p = exp_row("target_logprobs", target_logprobs)
+    q = exp_row("draft_logprobs", draft_logprobs)
     if len(p) != len(q):
         raise DistributionWidthMismatch(
             f"target_logprobs has {len(p)} entries, draft_logprobs {len(q)}: not one vocabulary"
@@ -246,7 +250,7 @@ def sample_from_logprobs(logprobs: Array, rng: Uniforms) -> int:
         NonFinite: NaN or +inf.
         DegenerateDistribution: an empty row, or nothing but -inf.
     """
-    row = _row("logprobs", logprobs)
+    row = float_row("logprobs", logprobs)
     if row.isnan().any() or (row == torch.inf).any():
         raise NonFinite("logprobs holds NaN or +inf; natural log-probabilities or -inf are due")
     if len(row) == 0 or row.max() == -torch.inf:
@@ -264,23 +268,12 @@ def sample_index(probs: Array, rng: Uniforms) -> int:
         InvalidConfig: a negative probability.
         DegenerateDistribution: an empty row, or one without mass.
     """
-    row = _row("probs", probs)
-    _check_probs("probs", row)
+    row = float_row("probs", probs)
+    check_probs("probs", row)
     if not row.sum() > 0:
         raise DegenerateDistribution("probs has no mass: it is empty or every entry is 0")
     uniform = torch.tensor([rng.uniform()], dtype=torch.float64, device=row.device)
     return int(inverse_cdf(row[None], uniform))
-
-
-def check_seed(seed: int) -> int:
-    """The seed as a Python int; raises InvalidConfig outside [0, 2**64)."""
-    try:
-        number = operator.index(seed)
-    except TypeError:
-        number = -1
-    if isinstance(seed, bool) or not 0 <= number < 2**64:
-        raise InvalidConfig(f"seed={seed!r}: a whole number in [0, 2**64) is due")
-    return number
 
 
 def _verification(draft: Draft, num_accepted_B: Tensor, token_B: Tensor) -> Verification:
@@ -294,110 +287,3 @@ def _verification(draft: Draft, num_accepted_B: Tensor, token_B: Tensor) -> Veri
             n if n < length else None for n, length in zip(counts, lengths, strict=True)
         ],
     )
-
-
-def _tensor(name: str, array: Array) -> Tensor:
-    if isinstance(array, Tensor):
-        return array.detach()
-    try:
-        return torch.from_numpy(np.array(array))
-    except (TypeError, ValueError) as error:
-        raise InvalidConfig(f"{name} is no array of numbers: {error}") from error
-
-
-def _floats(name: str, array: Array) -> Tensor:
-    values = _tensor(name, array)
-    if values.is_floating_point():
-        return values if values.dtype == torch.float64 else values.float()
-    if not isinstance(array, (Tensor, np.ndarray)) and values.dtype == torch.int64:
-        return values.float()  # a nested list such as [[0, 1]]
-    raise InvalidConfig(f"{name} has dtype {values.dtype}; a floating dtype is due")
-
-
-def _integers(name: str, array: Array) -> Tensor:
-    values = _tensor(name, array)
-    if values.numel() == 0 and not isinstance(array, (Tensor, np.ndarray)):
-        return values.long()  # an empty list has no dtype of its own
-    if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
-        raise InvalidConfig(f"{name} has dtype {values.dtype}; an integer dtype is due")
-    return values.long()
-
-
-def _row(name: str, array: Array) -> Tensor:
-    row = _floats(name, array).double()
-    if row.ndim != 1:
-        raise InvalidConfig(f"{name} has shape {tuple(row.shape)}; one row [V] is due")
-    return row
-
-
-def _exp_row(name: str, array: Array) -> Tensor:
-    row = _row(name, array)
-    if row.isnan().any() or (row == torch.inf).any():
-        raise NonFinite(f"{name} holds NaN or +inf; natural log-probabilities or -inf are due")
-    return row.exp()
-
-
-def _check_probs(name: str, probs: Tensor) -> None:
-    if not probs.isfinite().all():
-        raise NonFinite(f"{name} holds NaN or an infinity; probabilities are due")
-    if (probs < 0).any():
-        raise InvalidConfig(f"{name} holds {float(probs.min())}; no probability is negative")
-
-
-def _check_shapes(draft_BKV: Tensor | None, target_BTV: Tensor, tokens_BK: Tensor) -> None:
-    if tokens_BK.ndim != 2:
-        raise DraftShapeMismatch(f"draft_tokens has shape {tuple(tokens_BK.shape)}; [B, K] is due")
-    num_texts, depth = tokens_BK.shape
-    if target_BTV.ndim != 3 or target_BTV.shape[:2] != (num_texts, depth + 1):
-        raise TargetShapeMismatch(
-            f"target_probs has shape {tuple(target_BTV.shape)}; "
-            f"[{num_texts}, {depth + 1}, V] is due: one row more than drafted tokens"
-        )
-    width = target_BTV.shape[2]
-    if width == 0:
-        raise DegenerateDistribution("target_probs has shape [..., 0]: a vocabulary is due")
-    if draft_BKV is None:
-        return
-    if draft_BKV.ndim != 3 or draft_BKV.shape[:2] != (num_texts, depth):
-        raise DraftShapeMismatch(
-            f"draft_probs has shape {tuple(draft_BKV.shape)}; "
-            f"[{num_texts}, {depth}, {width}] is due"
-        )
-    if draft_BKV.shape[2] != width:
-        raise DistributionWidthMismatch(
-            f"draft_probs covers {draft_BKV.shape[2]} tokens, target_probs {width}"
-        )
-
-
-def _lengths(draft_lengths: Array | None, tokens_BK: Tensor) -> Tensor:
-    num_texts, depth = tokens_BK.shape
-    if draft_lengths is None:
-        return torch.full((num_texts,), depth, device=tokens_BK.device)
-    lengths_B = _integers("draft_lengths", draft_lengths).to(tokens_BK.device)
-    if lengths_B.shape != (num_texts,):
-        raise DraftShapeMismatch(
-            f"draft_lengths has shape {tuple(lengths_B.shape)}; [{num_texts}] is due"
-        )
-    if ((lengths_B < 0) | (lengths_B > depth)).any():
-        raise DraftShapeMismatch(f"draft_lengths={lengths_B.tolist()}: each must lie in 0..{depth}")
-    return lengths_B
-
-
-def _check_values(
-    draft_BKV: Tensor | None, target_BTV: Tensor, tokens_BK: Tensor, lengths_B: Tensor
-) -> Tensor:
-    """Checks what will be read; returns the tokens with padding set to 0."""
-    width, depth = target_BTV.shape[2], tokens_BK.shape[1]
-    drafted_BK = torch.arange(depth, device=tokens_BK.device) < lengths_B[:, None]
-    wrong_BK = drafted_BK & ((tokens_BK < 0) | (tokens_BK >= width))
-    if wrong_BK.any():
-        raise TokenOutOfRange(
-            f"draft_tokens holds {int(tokens_BK[wrong_BK][0])}; the vocabulary is 0..{width - 1}"
-        )
-    read_BT = torch.nn.functional.pad(drafted_BK, (1, 0), value=True)
-    _check_probs("target_probs", target_BTV[read_BT])
-    if not (target_BTV[read_BT].sum(-1) > 0).all():
-        raise DegenerateDistribution("target_probs has a row without mass: nothing can be drawn")
-    if draft_BKV is not None:
-        _check_probs("draft_probs", draft_BKV[drafted_BK])
-    return tokens_BK.masked_fill(~drafted_BK, 0)

@@ -9,19 +9,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from outrider.decoding.arrays import Array, check_seed, check_shapes, check_values, floats, integers
 from outrider.decoding.draft import Draft, Kind, RoundNoise
 from outrider.decoding.laws import Law
 from outrider.decoding.rows import TargetLaws
 from outrider.decoding.rules import rule_named
 from outrider.decoding.rules.walking import children_of
-from outrider.decoding.verify import (
-    Array,
-    _check_shapes,
-    _check_values,
-    _floats,
-    _integers,
-    check_seed,
-)
 from outrider.errors import DraftShapeMismatch, InvalidConfig
 from outrider.noise import as_key
 from outrider.tree import TokenTree
@@ -104,13 +97,13 @@ def verify_token_trees(
             f"{len(texts)} texts, {len(draft_tokens)} trees and {len(parents)} lists of parents; "
             "give one of each per text"
         )
-    rows = [_integers("draft_tokens", row).tolist() for row in draft_tokens]
+    rows = [integers("draft_tokens", row).tolist() for row in draft_tokens]
     tree = TokenTree.of(rows, parents)
-    target_BTV = _floats("target_probs", target_probs)
-    draft_BNV = None if draft_probs is None else _floats("draft_probs", draft_probs)
-    _check_shapes(draft_BNV, target_BTV, tree.tokens_BN)
+    target_BTV = floats("target_probs", target_probs)
+    draft_BNV = None if draft_probs is None else floats("draft_probs", draft_probs)
+    check_shapes(draft_BNV, target_BTV, tree.tokens_BN)
     tree = tree.to(target_BTV.device)
-    _check_values(draft_BNV, target_BTV, tree.tokens_BN, tree.counts_B)
+    check_values(draft_BNV, target_BTV, tree.tokens_BN, tree.counts_B)
     law = None if draft_BNV is None else Law.dense(draft_BNV.flatten(0, 1))
     draft = Draft(
         tree, law, None if law is None else _first_siblings(tree), None, frozenset({kind})
@@ -122,7 +115,7 @@ def verify_token_trees(
     paths = [[row - 1 for row in path if row] for path in verdict.path_BD.tolist()]
     accepted = [[row[j] for j in path] for row, path in zip(rows, paths, strict=True)]
     grown = [
-        [*_integers("texts", text).tolist(), *kept, token]
+        [*integers("texts", text).tolist(), *kept, token]
         for text, kept, token in zip(texts, accepted, verdict.token_B.tolist(), strict=True)
     ]
     longest = max(map(len, grown), default=0)

@@ -18,6 +18,7 @@ from outrider.decoding import (
     TargetLaws,
     TargetLogits,
     TargetRows,
+    host,
     sampling,
 )
 from outrider.decoding import rows as rows_module
@@ -95,8 +96,7 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 
 
 def _go_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (rows_module, base):
-        monkeypatch.setattr(module, "reads_free", lambda device: False)
+    monkeypatch.setattr(host, "reads_free", lambda device: False)
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])

@@ -8,9 +8,7 @@ import pytest
 import torch
 
 from outrider import noise
-from outrider.decoding import RULES, Draft, Law, RoundNoise, TargetLogits, laws, sampling
-from outrider.decoding import rows as rows_module
-from outrider.decoding.rules import base
+from outrider.decoding import RULES, Draft, Law, RoundNoise, TargetLogits, host, laws, sampling
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -109,8 +107,7 @@ def test_rules_decide_alike_through_the_fused_bodies(
     tokens = torch.multinomial(q, 1, generator=torch.Generator().manual_seed(1)).view(12, 3)
     draft = Draft.chain(tokens, torch.arange(12) % 3 + 1, Law.dense(q))
     plain = RULES[rule].verify(draft, TargetLogits(target, heat), chance)
-    for module in (rows_module, base):
-        monkeypatch.setattr(module, "reads_free", lambda device: False)
+    monkeypatch.setattr(host, "reads_free", lambda device: False)
     monkeypatch.setattr(laws, "fused", lambda device: True)
     asked: list[str] = []
     for body in ("prob_of", "excess_mass", "less_law"):

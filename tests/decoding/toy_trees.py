@@ -13,8 +13,7 @@ from torch import Tensor
 from outrider import noise
 from outrider.certify import reference
 from outrider.certify.reference_trees import DraftedTree, TreeRound
-from outrider.decoding import Draft, Kind, Law, RoundNoise, TargetLaws
-from outrider.decoding.rules import walking
+from outrider.decoding import Draft, Kind, Law, RoundNoise, TargetLaws, host
 from outrider.tree import TokenTree
 
 Text = tuple[int, ...]
@@ -141,9 +140,9 @@ class Watched(TargetLaws):
 @contextmanager
 def nobody_left_out() -> Iterator[None]:
     """The way taken on accelerators, on the CPU."""
-    before = walking.compacts
-    walking.compacts = lambda device: False
+    before = host.reads_free
+    host.reads_free = lambda device: False
     try:
         yield
     finally:
-        walking.compacts = before
+        host.reads_free = before

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from outrider import noise
+from outrider.decoding import host
 from outrider.decoding.children import Drawing, WithReplacement
 from outrider.decoding.draft import Draft, Kind, RoundNoise, Verdict
 from outrider.decoding.laws import Law
-from outrider.decoding.rows import TargetRows, reads_free
+from outrider.decoding.rows import TargetRows
 from outrider.decoding.sampling import inverse_cdf
 from outrider.errors import InvalidConfig
 
@@ -211,7 +212,7 @@ def left_of(
     """What a target's row leaves of itself in texts that kept so many tokens of their chains."""
     depth = draft.tree.num_nodes
     refused_n = kept_n < draft.tree.counts_B[texts_n]
-    on_host = reads_free(rows_nV.device)
+    on_host = host.reads_free(rows_nV.device)
     if on_host and not refused_n.any():
         return rows_nV.to(_dtype_beside(draft, rows_nV.dtype))
     # Where nothing was refused any place of the text will do.
@@ -277,35 +278,10 @@ def _dtype_beside(draft: Draft, dtype: torch.dtype) -> torch.dtype:
 
 
 def while_equal(draft: Draft, target_tokens_BT: Tensor) -> Verdict:
-    """Walks down while a child bears the target's own token, and adds the target's next."""
+    """Keeps the tokens of chains while they are the target's own, and adds the target's next."""
     draft = draft.to(target_tokens_BT.device)
-    if draft.tree.is_chain:
-        depth = draft.tree.num_nodes
-        equal_BK = target_tokens_BT[:, :depth] == draft.tree.tokens_BN
-        num_accepted_B = run_length(equal_BK & draft.tree.is_node())
-        token_B = target_tokens_BT.gather(1, num_accepted_B[:, None]).squeeze(1)
-        return Verdict.of_chain(num_accepted_B, token_B, depth)
-    return walk(draft, target_tokens_BT)
-
-
-def walk(draft: Draft, target_tokens_BT: Tensor) -> Verdict:
-    """`while_equal` on trees."""
-    tree = draft.tree
-    children_BTW = tree.children()
-    # Row 0 is nobody's child: its token is never compared where the table says 0.
-    tokens_BT = torch.nn.functional.pad(tree.tokens_BN, (1, 0), value=-1)
-    at_B = torch.zeros_like(tree.counts_B)
-    going_B = torch.ones_like(at_B, dtype=torch.bool)
-    path: list[Tensor] = []
-    for _ in range(tree.depth):
-        kids_BW = children_BTW[torch.arange(len(at_B), device=at_B.device), at_B]
-        own_B1 = target_tokens_BT.gather(1, at_B[:, None])
-        equal_BW = (tokens_BT.gather(1, kids_BW) == own_B1) & (kids_BW > 0)
-        going_B = going_B & equal_BW.any(1)
-        # The first of equal siblings is the one taken.
-        next_B = kids_BW.gather(1, equal_BW.byte().argmax(1, keepdim=True)).squeeze(1)
-        at_B = torch.where(going_B, next_B, at_B)
-        path.append(torch.where(going_B, next_B, 0))
-    path_BD = torch.stack(path, 1) if path else at_B.new_zeros(len(at_B), 0)
-    token_B = target_tokens_BT.gather(1, at_B[:, None]).squeeze(1)
-    return Verdict((path_BD > 0).sum(1), token_B, path_BD)
+    depth = draft.tree.num_nodes
+    equal_BK = target_tokens_BT[:, :depth] == draft.tree.tokens_BN
+    num_accepted_B = run_length(equal_BK & draft.tree.is_node())
+    token_B = target_tokens_BT.gather(1, num_accepted_B[:, None]).squeeze(1)
+    return Verdict.of_chain(num_accepted_B, token_B, depth)

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.decoding import host
 from outrider.decoding.draft import Draft, Kind, RoundNoise, Verdict
 from outrider.decoding.laws import Law
 from outrider.decoding.rows import TargetLaws, TargetRows
-from outrider.decoding.rules import walking
 from outrider.decoding.rules.base import Rule, extra_uniforms, first_rows, test_uniforms
 from outrider.decoding.rules.block import BlockRule
 from outrider.decoding.rules.kseq import base_law, check_independent, on_support
@@ -82,7 +82,7 @@ class GbvRule(Rule):
         """Raises InvalidConfig for anything but i.i.d. paths of one depth that stay apart."""
         check_independent(self, draft)
         tree = draft.tree
-        if tree.is_chain or not walking.compacts(tree.parents_BN.device):
+        if tree.is_chain or not host.reads_free(tree.parents_BN.device):
             return
         kids_BTW = tree.children()
         if (kids_BTW[:, 1:, 1:] > 0).any():
@@ -253,7 +253,7 @@ def _falling(ratio_nM: Tensor) -> Tensor:
     """Columns by falling grain, negative ratios last; of equals the first column comes first."""
     columns_M = torch.arange(ratio_nM.shape[1], device=ratio_nM.device)
     keys_nM = torch.where(ratio_nM < 0, 2**30, 2**28 - grain(ratio_nM)) << 32 | columns_M
-    if walking.compacts(keys_nM.device):
+    if host.reads_free(keys_nM.device):
         # numpy sorts whole numbers twenty times faster here than torch does.
         sorted_nM = torch.from_numpy(np.sort(keys_nM.numpy(), axis=1))
     else:

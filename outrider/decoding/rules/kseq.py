@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from outrider.decoding import host
 from outrider.decoding.draft import Draft, Kind, RoundNoise, Verdict
 from outrider.decoding.laws import Law
 from outrider.decoding.rows import TargetRows
 from outrider.decoding.rules.base import Rule, extra_uniforms, test_uniforms
-from outrider.decoding.rules.walking import Walk, compacts, some
+from outrider.decoding.rules.walking import Walk
 from outrider.decoding.sampling import inverse_cdf
 from outrider.errors import InvalidConfig
 
@@ -44,7 +45,7 @@ class KseqRule(Rule):
         """Raises InvalidConfig for children that are no i.i.d. draws of one law."""
         check_independent(self, draft)
         tree, rows_BN = draft.tree, draft.law_rows_BN
-        if tree.is_chain or rows_BN is None or not compacts(rows_BN.device):
+        if tree.is_chain or rows_BN is None or not host.reads_free(rows_BN.device):
             return
         rows_BT = torch.nn.functional.pad(rows_BN, (1, 0))
         kids_BTW = tree.children()
@@ -90,7 +91,7 @@ class KseqRule(Rule):
             kept_nW = _tested(tests_BN[at], tree.tokens_BN[at], rho_n, p_nV, q) & (kids_nW > 0)
             first_n1 = kept_nW.byte().argmax(1, keepdim=True)
             next_n = (kids_nW * kept_nW).gather(1, first_n1).squeeze(1)
-            here = some(next_n == 0)
+            here = host.some(next_n == 0)
             left_nV = residual(p_nV[here], q.select(here), rho_n[here], count_n[here])
             token_B[texts_n[here]] = inverse_cdf(left_nV, extra_B[texts_n[here]])
             walk.step(next_n)

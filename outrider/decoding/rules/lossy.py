@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
+from outrider.decoding import host
 from outrider.decoding.children import Drawing
 from outrider.decoding.draft import Draft, RoundNoise, Verdict
 from outrider.decoding.laws import Law
@@ -22,7 +23,7 @@ from outrider.decoding.rows import TargetRows
 from outrider.decoding.rules.base import Rule
 from outrider.decoding.rules.kseq import base_law
 from outrider.decoding.rules.recursive import RecursiveRule
-from outrider.decoding.rules.walking import children_of, some
+from outrider.decoding.rules.walking import children_of
 from outrider.errors import InvalidConfig
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ class SurrogateRows(TargetRows):
         """Pi, or p at rows without children."""
         p_nV = self._target.probs(at_n)
         inner_n = self._inner_R[at_n]
-        places = some(inner_n)
+        places = host.some(inner_n)
         if len(places) == 0 or len(self._law) == 0:
             return p_nV
         q_nV = self._law.select(self._law_rows_R[at_n[places]]).table(self.shape[2])

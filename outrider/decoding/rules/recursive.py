@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from outrider.decoding import host
 from outrider.decoding.children import Drawing, Without
 from outrider.decoding.draft import Draft, RoundNoise, Verdict
 from outrider.decoding.rows import TargetRows
-from outrider.decoding.rules import walking
 from outrider.decoding.rules.base import Rule, extra_uniforms, first_rows, test_uniforms
 from outrider.decoding.rules.residual import Residuals, by_row, first_kept
 from outrider.decoding.rules.token import TokenRule
@@ -49,7 +49,7 @@ class RecursiveRule(Rule):
         for _ in range(draft.tree.depth):
             if len(walk.texts_n) == 0:
                 break
-            inner = walking.some(residuals.offers(walk.flat_n, torch.zeros_like(walk.at_n)))
+            inner = host.some(residuals.offers(walk.flat_n, torch.zeros_like(walk.at_n)))
             next_n = torch.zeros_like(walk.at_n)
             at = walk.flat_n[inner]
             next_n[inner] = first_kept(residuals, tests_R, at, torch.zeros_like(at).bool())

@@ -15,10 +15,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from outrider.decoding import host
 from outrider.decoding.draft import Draft, Kind
 from outrider.decoding.laws import Law
 from outrider.decoding.rows import TargetRows
-from outrider.decoding.rules import walking
 from outrider.decoding.rules.base import first_rows
 from outrider.decoding.sampling import inverse_cdf
 
@@ -95,7 +95,7 @@ class Residuals:
         drawn_B = inverse_cdf(weights_BV, uniform_B)
         void_B = weights_BV.gather(1, drawn_B[:, None]).squeeze(1) <= 0
         # Only rounding refuses a sure token: what is added then follows the target.
-        some = walking.some(void_B)
+        some = host.some(void_B)
         if len(some):
             own = inverse_cdf(probs_BV[some], uniform_B.to(some.device)[some])
             drawn_B[some] = torch.where(void_B[some], own, drawn_B[some])
@@ -167,7 +167,7 @@ class Family:
             slot_n1 = self._slots(k)
             self._taken_nW = self._taken_nW.scatter_add(1, slot_n1, step_n[:, None])
             summed_n = which.wanted_n & sampled_n
-            some = walking.some(summed_n)
+            some = host.some(summed_n)
             if len(some):
                 less_n[some] = torch.where(
                     summed_n[some], self._mass(left_nW, some, laws), less_n[some]
@@ -186,7 +186,7 @@ class Family:
         everyone = torch.arange(len(self._at_n), device=self._at_n.device)
         if self._whole.all_certain:
             return self._with_tokens(everyone, probs_nV.clone())
-        touched = walking.some((self._taken_nW > 0).any(1))
+        touched = host.some((self._taken_nW > 0).any(1))
         if len(touched) == len(everyone):
             return self._with_tokens(everyone, self._beyond(everyone, probs_nV))
         out_nV = self._with_tokens(everyone, probs_nV.clone())
@@ -209,7 +209,7 @@ class Family:
             hit_nWW, first_nW, gone_nW = self._taken_before(k, kind_n)
             left_n = one_n - (own_nW * first_nW).sum(1)
             own_nW = own_nW.masked_fill(hit_nWW.any(2), 0)
-            some = walking.some(left_n < _MOST_LEFT)
+            some = host.some(left_n < _MOST_LEFT)
             if len(some):
                 left_n[some] = _rest(
                     law, base_n[some], tokens_nW[some], own_nW[some], gone_nW[some]
@@ -259,7 +259,7 @@ class Family:
         """The siblings whose base laws were taken from any of some rows."""
         if self._whole.all_certain:
             return []
-        if not walking.compacts(some.device):
+        if not host.reads_free(some.device):
             return list(range(self._whole.width))
         return (self._taken_nW[some] > 0).any(0).nonzero().squeeze(1).tolist()
 
@@ -308,7 +308,7 @@ def first_kept(residuals: Residuals, tests_R: Tensor, at_n: Tensor, sought_n: Te
     kept_n = torch.zeros_like(at_n)
     for k in range(residuals.width):
         open_n = (kept_n == 0) & (rows_nW[:, k] > 0)
-        if walking.compacts(at_n.device) and not open_n.any():
+        if host.reads_free(at_n.device) and not open_n.any():
             break
         owed_n, own_n = family.ratio(k)
         passed_n = open_n & (tests_nW[:, k] * own_n < owed_n)

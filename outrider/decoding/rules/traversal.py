@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from outrider.decoding import host
 from outrider.decoding.children import Drawing, TailThenTop, Without
 from outrider.decoding.draft import Draft, RoundNoise, Verdict
 from outrider.decoding.rows import TargetRows
-from outrider.decoding.rules import walking
 from outrider.decoding.rules.base import Rule, extra_uniforms, first_rows, test_uniforms
 from outrider.decoding.rules.block import BlockRule
 from outrider.decoding.rules.residual import Family, Refused, Residuals, by_row, first_kept
@@ -47,7 +47,7 @@ class TraversalRule(Rule):
         draft = draft.to(target.device)
         tests_R = by_row(test_uniforms(noise, draft.tree.num_nodes), target)
         residuals = Residuals(draft, target)
-        find = _by_turns if walking.compacts(target.device) else _at_once
+        find = _by_turns if host.reads_free(target.device) else _at_once
         row_B = find(residuals, draft.tree, target, tests_R)
         token_B = residuals.draw(first_rows(target) + row_B, extra_uniforms(noise))
         return _verdict(draft.tree, row_B, token_B)

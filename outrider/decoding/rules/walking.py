@@ -8,6 +8,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from outrider.decoding import host
 from outrider.decoding.draft import Draft, Verdict
 from outrider.decoding.rows import TargetRows
 from outrider.decoding.rules.base import all_rows, first_rows, while_equal
@@ -15,21 +16,6 @@ from outrider.tree import TokenTree
 
 Own: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 """The target's own tokens `[n]`, given texts, the row each stands on, and its flat row."""
-
-
-def compacts(device: torch.device) -> bool:
-    """Whether the host reads tensors there at no cost, so that texts can be left out of the work.
-
-    Elsewhere every text is worked on at every step, and one that has stopped decides as before.
-    """
-    return device.type == "cpu"
-
-
-def some(mask_n: Tensor) -> Tensor:
-    """The places where the mask holds, or all places where leaving some out would cost a wait."""
-    if compacts(mask_n.device):
-        return mask_n.nonzero().squeeze(1)
-    return torch.arange(len(mask_n), device=mask_n.device)
 
 
 class Walk:
@@ -70,7 +56,7 @@ class Walk:
         level_B[self.texts_n] = next_n
         self._path.append(level_B)
         self.at_B = torch.where(level_B > 0, level_B, self.at_B)
-        self.texts_n = self.texts_n[some(next_n > 0)]
+        self.texts_n = self.texts_n[host.some(next_n > 0)]
 
     def verdict(self, token_B: Tensor, depth: int) -> Verdict:
         """The rows passed, padded to `depth`, and the token added behind them."""
@@ -95,7 +81,7 @@ def follow(draft: Draft, target: TargetRows, own: Own) -> Verdict:
     their rows go in one pass. Of equal siblings the first is taken.
     """
     tree = draft.tree.to(target.device)
-    if tree.is_chain and not compacts(target.device):
+    if tree.is_chain and not host.reads_free(target.device):
         return while_equal(draft, _at_every_row(target, own))
     walk = Walk(tree, target)
     # Row 0 bears no token and is nobody's child.
