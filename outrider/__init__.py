@@ -6,8 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from outrider.config import SamplingParams, SpeculativeDecoderConfig
-    from outrider.engine import SpeculativeDecoder
+    from outrider.config import SamplingParams
+    from outrider.engine import SpeculativeDecoder, SpeculativeDecoderConfig
     from outrider.llm import LLM
     from outrider.models.protocol import DraftModel, DraftProposal, TargetModel, TargetScores
     from outrider.types import Completion, Delta, SpeculativeMetrics
@@ -23,7 +23,7 @@ _HOMES = {
     "DraftProposal": "outrider.models.protocol",
     "SamplingParams": "outrider.config",
     "SpeculativeDecoder": "outrider.engine",
-    "SpeculativeDecoderConfig": "outrider.config",
+    "SpeculativeDecoderConfig": "outrider.engine",
     "SpeculativeMetrics": "outrider.types",
     "TargetModel": "outrider.models.protocol",
     "TargetScores": "outrider.models.protocol",

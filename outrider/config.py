@@ -1,4 +1,4 @@
-"""What a user may ask for: SamplingParams and SpeculativeDecoderConfig, validated where built."""
+"""What a user may ask of a text: SamplingParams, validated where built; checks for all options."""
 
 from __future__ import annotations
 
@@ -7,28 +7,18 @@ import math
 import operator
 import reprlib
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 from outrider.errors import InvalidConfig
 
 MAX_SEED = 2**64
-RULE_NAMES = ("block", "coupled", "greedy", "match", "token")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """A suggestion for a misspelt `name`, ready to append to an error message; "" without one."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def check_rule(rule: str) -> None:
-    """Raises InvalidConfig for a rule that does not exist."""
-    if rule not in RULE_NAMES:
-        raise InvalidConfig(
-            f"rule={rule!r} does not exist; rules are {', '.join(RULE_NAMES)}"
-            + nearest(str(rule), RULE_NAMES)
-        )
 
 
 def check_whole(name: str, value: Any, least: int, most: int | None = None) -> None:
@@ -75,7 +65,9 @@ def _plain(value: Any) -> Any:
     return value if convert is None else convert()
 
 
-def _between(name: str, value: Any, low: float, high: float, *, low_open: bool = False) -> None:
+def check_between(
+    name: str, value: Any, low: float, high: float, *, low_open: bool = False
+) -> None:
     """Refuses anything but a finite number from `low` (left out when open) to `high`."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     inside = number and math.isfinite(value) and low <= value <= high
@@ -135,14 +127,14 @@ class SamplingParams:
                 f"min_tokens={self.min_tokens} exceeds max_tokens={self.max_tokens}; "
                 "lower the one or raise the other"
             )
-        _between("temperature", self.temperature, 0.0, 1e6)
+        check_between("temperature", self.temperature, 0.0, 1e6)
         if 0 < self.temperature < 1e-6:
             raise InvalidConfig(
                 f"temperature={self.temperature!r}: use 0 for greedy decoding, or at least 1e-6"
             )
         check_whole("top_k", self.top_k, 0, 2**31)
-        _between("top_p", self.top_p, 0.0, 1.0, low_open=True)
-        _between("min_p", self.min_p, 0.0, 1.0)
+        check_between("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        check_between("min_p", self.min_p, 0.0, 1.0)
         check_whole("n", self.n, 1)
         if self.seed is not None:
             check_whole("seed", self.seed, 0, MAX_SEED)
@@ -160,53 +152,3 @@ def _as_stops(stop: Any) -> tuple[str, ...]:
     if not usual or not all(isinstance(text, str) and text for text in several):
         raise InvalidConfig(f"stop={stop!r}: non-empty text is due, or several in a list")
     return tuple(several)
-
-
-@dataclass(frozen=True, slots=True)
-class SpeculativeDecoderConfig:
-    """How a SpeculativeDecoder drafts, verifies and samples.
-
-    Attributes:
-        k: tokens drafted per round at most.
-        rule: verification rule; None chooses `greedy` at temperature 0, `coupled` under a given
-            seed and `block` otherwise.
-        sampling: the law of every request of this decoder.
-        eos_token: the end-of-text token id, acted on when `stop_on_eos`.
-        stop_on_eos: end a text at `eos_token`.
-        cost_ratio: one draft forward's cost over one target forward's, for `speedup_estimate`.
-
-    Raises:
-        InvalidConfig: k below 1, an unknown rule, a negative cost ratio, an end without a token.
-    """
-
-    k: int = 4
-    rule: str | None = None
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    eos_token: int | None = None
-    stop_on_eos: bool = False
-    cost_ratio: float = 0.125
-
-    def __post_init__(self) -> None:
-        check_whole("k", self.k, 1)
-        if self.rule is not None:
-            check_rule(self.rule)
-        if not isinstance(self.sampling, SamplingParams):
-            raise InvalidConfig(f"sampling={self.sampling!r}: SamplingParams(...) is due")
-        _between("cost_ratio", self.cost_ratio, 0.0, math.inf)
-        if self.eos_token is not None:
-            check_whole("eos_token", self.eos_token, 0)
-        check_flag("stop_on_eos", self.stop_on_eos)
-        if self.stop_on_eos and self.eos_token is None:
-            raise InvalidConfig("stop_on_eos=True needs eos_token; use with_eos(token)")
-
-    def with_k(self, k: int) -> SpeculativeDecoderConfig:
-        """The same configuration with another draft length."""
-        return replace(self, k=k)
-
-    def with_eos(self, eos_token: int) -> SpeculativeDecoderConfig:
-        """The same configuration, ending at `eos_token`."""
-        return replace(self, eos_token=eos_token, stop_on_eos=True)
-
-    def with_cost_ratio(self, cost_ratio: float) -> SpeculativeDecoderConfig:
-        """The same configuration with another draft-to-target cost ratio."""
-        return replace(self, cost_ratio=cost_ratio)

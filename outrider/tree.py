@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from outrider.config import check_whole
 from outrider.errors import DraftShapeMismatch
 
 if TYPE_CHECKING:
@@ -21,6 +22,34 @@ if TYPE_CHECKING:
 
 MAX_BITS = 64
 """Nodes an ancestor bitmask has room for."""
+MAX_NODES = MAX_BITS - 1
+"""Nodes of a tree that is scored: with the token they hang from they share a bitmask."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeBudget:
+    """How large a round's trees may be.
+
+    Attributes:
+        width: children of a row at most, and rows of a level that get any; at least 2.
+        nodes: nodes of a tree at most, 2 to 63.
+
+    Raises:
+        InvalidConfig: numbers that make no tree.
+    """
+
+    width: int
+    nodes: int
+
+    def __post_init__(self) -> None:
+        check_whole("width", self.width, 2)
+        check_whole("nodes", self.nodes, 2, MAX_NODES + 1)
+
+    def paths(self, depth: int) -> tuple[int, ...]:
+        """Parent rows of `width` paths of one depth side by side, level by level."""
+        levels = max(1, min(depth, self.nodes // self.width))
+        count = min(self.nodes, self.width * levels) if depth else 0
+        return tuple(max(0, j + 1 - self.width) for j in range(count))
 
 
 @dataclass(frozen=True, slots=True)

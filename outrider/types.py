@@ -57,8 +57,13 @@ class SpeculativeMetrics:
     wall_s: float = 0.0
     cost_ratio: float = 0.125
 
-    def record_round(self, drafted: int, accepted: int, committed: int) -> None:
-        """Counts one round of one sequence: drafted, kept accepted and kept tokens in all."""
+    def record_round(
+        self, drafted: int, accepted: int, committed: int, levels: int | None = None
+    ) -> None:
+        """Counts one round of one sequence: drafted, kept accepted and kept tokens in all.
+
+        Positions are the `levels` of a drafted tree, as many as drafted tokens for a chain.
+        """
         self.committed += committed
         if drafted == 0:
             self.plain_rounds += 1
@@ -66,11 +71,12 @@ class SpeculativeMetrics:
         self.rounds += 1
         self.drafted += drafted
         self.accepted += accepted
-        missing = drafted - len(self.drafted_per_pos)
+        levels = drafted if levels is None else levels
+        missing = levels - len(self.drafted_per_pos)
         self.drafted_per_pos.extend([0] * missing)
         self.accepted_per_pos.extend([0] * missing)
         self.reached_per_pos.extend([0] * missing)
-        for i in range(drafted):
+        for i in range(levels):
             self.drafted_per_pos[i] += 1
             self.accepted_per_pos[i] += i < accepted
             self.reached_per_pos[i] += i <= accepted
@@ -82,7 +88,7 @@ class SpeculativeMetrics:
 
     @property
     def acceptance_rate(self) -> float:
-        """accepted / drafted; the token the target adds counts in neither. 0 without a draft."""
+        """accepted / drafted, trees with all their nodes; the target's own token is in neither."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
     @property
@@ -92,7 +98,7 @@ class SpeculativeMetrics:
 
     @property
     def alpha(self) -> float:
-        """Mean of min(1, p(x)/q(x)) over drafted tokens whose prefix was accepted."""
+        """Mean of min(1, p(x)/q(x)) over drafted tokens of chains whose prefix was accepted."""
         return self.alpha_sum / self.tested if self.tested else 0.0
 
     @property
@@ -176,6 +182,7 @@ class Delta:
             target's, in place of a rejected guess), `bonus` (the target's, after all guesses).
         finish_reason: None while the text goes on.
         stop_reason: the stop string or stop token id that ended the text; None for the end of text.
+        lossless: False where the rule that verifies the text changes its law.
     """
 
     index: int
@@ -184,6 +191,7 @@ class Delta:
     sources: tuple[Source, ...]
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    lossless: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +199,8 @@ class Completion:
     """A finished text: the fields of its deltas put together, and the request's own metrics.
 
     `seed` is the one the text was made with, also where the system drew it: asking for it gives the
-    text again (with the rule that made it, as a given seed means `coupled` by default).
+    text again (with `rule`, which made it, as a given seed means `coupled` by default). `lossless`
+    is False where that rule changes the law of the text.
     """
 
     index: int
@@ -202,9 +211,13 @@ class Completion:
     stop_reason: str | int | None
     stats: SpeculativeMetrics
     seed: int
+    rule: str
+    lossless: bool = True
 
     @classmethod
-    def of(cls, deltas: Sequenced[Delta], stats: SpeculativeMetrics, seed: int) -> Completion:
+    def of(
+        cls, deltas: Sequenced[Delta], stats: SpeculativeMetrics, seed: int, rule: str
+    ) -> Completion:
         """Joins the deltas of one finished text."""
         last = deltas[-1]
         assert last.finish_reason is not None
@@ -217,4 +230,6 @@ class Completion:
             stop_reason=last.stop_reason,
             stats=stats,
             seed=seed,
+            rule=rule,
+            lossless=last.lossless,
         )

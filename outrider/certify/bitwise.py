@@ -12,14 +12,14 @@ from outrider.config import SamplingParams
 from outrider.drafters import Drafter
 from outrider.engine import Emitter, Engine, Requests
 from outrider.models.base import Rows, Target
+from outrider.tree import TreeBudget
 from outrider.types import Request
 
 
 class RecordingTarget(Target):
-    """Another target's behaviour, with the logits of every wanted row kept by text and position.
+    """Another target's behaviour, with the logits of every committed row kept by text and position.
 
-    A position is recorded again when a wrong guess there is replaced, so the last record is that of
-    the text as it stands. Texts are numbered in the order they were opened.
+    Texts are numbered in the order they were opened.
     """
 
     def __init__(self, target: Target) -> None:
@@ -27,6 +27,7 @@ class RecordingTarget(Target):
         self.vocab_size, self.max_length = target.vocab_size, target.max_length
         self.rows: list[dict[int, Tensor]] = []
         self._number: dict[int, int] = {}
+        self._staged: dict[int, dict[int, Tensor]] = {}
 
     def open(self, reserve: int) -> int:
         """Return the other target's handle."""
@@ -44,8 +45,8 @@ class RecordingTarget(Target):
         return self.target.num_staged(seq)
 
     def score(self, rows: Rows) -> Tensor:
-        """Score, and keep a copy of every wanted row of these chains."""
-        starts = [self.length(seq) + self.num_staged(seq) for seq in rows.seqs]
+        """Score, and keep a copy of every wanted row until it is committed."""
+        starts = [self.num_staged(seq) for seq in rows.seqs]
         logits = self.target.score(rows)
         wanted = range(sum(rows.counts)) if rows.logits_rows is None else rows.logits_rows.tolist()
         owners = [
@@ -54,20 +55,26 @@ class RecordingTarget(Target):
             for i in range(count)
         ]
         for row, flat in zip(logits, wanted, strict=True):
-            seq, position = owners[flat]
-            self.rows[self._number[seq]][position] = row.clone()
+            seq, number = owners[flat]
+            self._staged.setdefault(seq, {})[number] = row.clone()
         return logits
 
     def commit(self, seq: int, path: int | Sequence[int]) -> None:
-        """Commit in the other target."""
+        """Commit in the other target, and the rows of what stays with it."""
+        start, staged = self.length(seq), self._staged.pop(seq, {})
         self.target.commit(seq, path)
+        for i, number in enumerate(range(path) if isinstance(path, int) else path):
+            if number in staged:
+                self.rows[self._number[seq]][start + i] = staged[number]
 
     def discard(self, seq: int) -> None:
         """Discard in the other target."""
+        self._staged.pop(seq, None)
         self.target.discard(seq)
 
     def close(self, seq: int) -> None:
         """Close in the other target."""
+        self._staged.pop(seq, None)
         self.target.close(seq)
 
 
@@ -108,10 +115,11 @@ def record(
     *,
     depth: int,
     batch: int,
+    trees: TreeBudget | None = None,
 ) -> Run:
     """Makes one text per prompt, `batch` at a time, and keeps the rows its tokens came from."""
     recorder = RecordingTarget(target)
-    engine = Engine(recorder, drafter, Emitter(None), max_texts=batch)
+    engine = Engine(recorder, drafter, Emitter(None), max_texts=batch, trees=trees)
     requests = Requests(engine, depth=depth, end_tokens=frozenset())
     done = requests.complete([Request(tuple(prompt), sampling) for prompt in prompts])
     tokens = [completion.token_ids for completion in done]

@@ -32,6 +32,9 @@ def generate(
     drafter: options.Drafter = "auto",
     depth: options.Depth = 4,
     rule: options.Rule = None,
+    width: options.Width = 1,
+    nodes: options.Nodes = None,
+    lossy: options.Lossy = False,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", "-n", help="New tokens at most.")
     ] = 128,
@@ -67,6 +70,7 @@ def generate(
     Examples:
       outrider generate "def fibonacci(n):"
       outrider generate --temperature 0.8 --seed 7 --compare "def parse("
+      outrider generate --temperature 0.8 --width 3 --nodes 12 "def parse("
       outrider generate --model ./llama --drafter draft:./llama-small --file prompt.txt
       git log -1 | outrider generate --max-tokens 40 --stop "." --json
     """
@@ -82,8 +86,11 @@ def generate(
         seed=seed,
         stop=tuple(stop or ()),
     )
-    sampling, rule = _settled(sampling, rule)
-    llm = options.Loading(model, drafter, depth, rule, strict, dtype, device).load()
+    loading = options.Loading(
+        model, drafter, depth, rule, strict, dtype, device, width, nodes, lossless=not lossy
+    )
+    sampling, loading = _settled(sampling, loading)
+    llm = loading.load()
     tokens = llm.tokenizer.encode(text)
     if compare:
         warm_up(llm, tokens, sampling)
@@ -93,9 +100,10 @@ def generate(
     interrupted = run.interrupted or (plain is not None and plain.interrupted)
     if interrupted:
         plain = None  # Half a comparison says nothing.
-    comparable = options.same_tokens(sampling, rule)
+    assert loading.rule is not None
+    comparable = options.same_tokens(sampling, loading.rule)
     if json_output:
-        settled = {"seed": sampling.seed, "rule": rule}
+        settled = {"seed": sampling.seed, "rule": loading.rule, "lossless": run.lossless}
         typer.echo(json.dumps({**run.as_dict(), **settled, **_compared(run, plain, comparable)}))
     else:
         _close(run, plain, comparable=comparable)
@@ -104,16 +112,21 @@ def generate(
     return terminal.INTERRUPTED if interrupted else 0
 
 
-def _settled(sampling: SamplingParams, rule: str | None) -> tuple[SamplingParams, str]:
+def _settled(
+    sampling: SamplingParams, loading: options.Loading
+) -> tuple[SamplingParams, options.Loading]:
     """The rule, and a seed drawn here where none is given: both can be told, and compared under.
 
     A drawn seed does not choose the rule as a given one does.
     """
-    from outrider.engine.requests import resolve_rule
+    from outrider.engine.settings import resolve_rule, tree_budget
     from outrider.noise import fresh_seed
 
-    settled = resolve_rule(rule, sampling)
-    return sampling if sampling.seed is not None else replace(sampling, seed=fresh_seed()), settled
+    trees = tree_budget(loading.depth, loading.width, loading.nodes)
+    rule = resolve_rule(loading.rule, sampling, trees=trees, lossless=loading.lossless)
+    if sampling.seed is None:
+        sampling = replace(sampling, seed=fresh_seed())
+    return sampling, replace(loading, rule=rule)
 
 
 class _Screen:
@@ -146,6 +159,8 @@ def _close(run: Run, plain: Run | None, *, comparable: bool) -> None:
         + (" (interrupted)" if run.interrupted else ""),
         style="dim",
     )
+    if not run.lossless:
+        note.print("lossy: this rule changes the law of the text", style="yellow")
     if plain is not None:
         equal = "yes" if run.token_ids == plain.token_ids else "no"
         note.print(

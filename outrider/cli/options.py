@@ -29,9 +29,19 @@ Rule = Annotated[
     str | None,
     typer.Option(
         "--rule",
-        help="block, coupled, greedy, match or token. By default greedy at temperature 0, coupled "
-        "under a given seed, block otherwise.",
+        help="A verification rule of docs/rules.md. By default greedy at temperature 0, coupled "
+        "under a given seed, otherwise block for chains and hybrid-traversal for trees.",
     ),
+]
+Width = Annotated[
+    int, typer.Option(help="Guesses beside each other: 1 drafts chains, more draft trees.")
+]
+Nodes = Annotated[
+    int | None, typer.Option(help="Tokens of a drafted tree at most; by default width x depth.")
+]
+Lossy = Annotated[
+    bool,
+    typer.Option("--lossy", help="Let rules through that change the law of the text."),
 ]
 Strict = Annotated[
     bool | None,
@@ -59,6 +69,9 @@ class Loading:
     strict: bool | None = None
     dtype: str | None = None
     device: str | None = None
+    width: int = 1
+    nodes: int | None = None
+    lossless: bool = True
 
     def load(self) -> LLM:
         """The model, ready; torch and transformers are imported here and not before."""
@@ -69,7 +82,13 @@ class Loading:
             )
         from outrider.llm import LLM
 
-        options: dict[str, Any] = {"k": self.depth, "rule": self.rule}
+        options: dict[str, Any] = {
+            "k": self.depth,
+            "rule": self.rule,
+            "width": self.width,
+            "nodes": self.nodes,
+            "lossless": self.lossless,
+        }
         return LLM.load(
             self.model,
             self.drafter,

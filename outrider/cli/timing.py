@@ -41,6 +41,11 @@ class Run:
         """Where each token came from."""
         return [source for delta in self.deltas for source in delta.sources]
 
+    @property
+    def lossless(self) -> bool:
+        """Whether the text has the target's law."""
+        return all(delta.lossless for delta in self.deltas)
+
     def as_dict(self) -> dict[str, Any]:
         """The run, ready for JSON."""
         last = self.deltas[-1] if self.deltas else None

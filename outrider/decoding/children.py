@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,8 +20,11 @@ from outrider.decoding.draft import Kind, RoundNoise
 from outrider.decoding.laws import Law
 from outrider.decoding.sampling import DENSE_SHARE, inverse_cdf
 
+# About how far a draft's log-probabilities are from its target's, in nats.
+_ERROR = 0.7
+
 if TYPE_CHECKING:
-    from jaxtyping import Int64
+    from jaxtyping import Float64, Int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +35,15 @@ class Children:
         tokens_nK: int64 in drawing order; behind the last child any token.
         kinds_nK: the Kind of each.
         counts_n: how many there are.
+        worth_nK: float64 in [0, 1], about the chance that the target keeps each, read from nothing
+            that may not decide which of them are drafted; None where no such number exists. A tail
+            child is worth less than each of its certain siblings, so that it goes before them.
     """
 
     tokens_nK: Int64[Tensor, "n K"]
     kinds_nK: Int64[Tensor, "n K"]
     counts_n: Int64[Tensor, " n"]
+    worth_nK: Float64[Tensor, "n K"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +73,11 @@ class Drawing(ABC):
 
     Attributes:
         kinds: the kinds its children may be of.
+        ranked: whether children come with what they are worth, so that a tree may be shaped by it.
     """
 
     kinds: frozenset[Kind]
+    ranked: bool = False
 
     def counts(self, law: Law, num: int) -> Int64[Tensor, " n"]:
         """How many of `num` children each law has."""
@@ -114,11 +123,14 @@ class Top(Drawing):
     """The likeliest tokens, the lowest id of equals; no chance is in it."""
 
     kinds = frozenset({Kind.POINT})
+    ranked = True
 
     def children(self, law: Law, num: int, places: Places) -> Children:
-        """Nothing of `places` is read."""
+        """Nothing of `places` is read; a child is worth its probability."""
         law = _ascending(law)
-        return _of_one_kind(_tokens(law, _top(law.probs, num)), Kind.POINT, self.counts(law, num))
+        columns = _top(law.probs, num)
+        made = _of_one_kind(_tokens(law, columns), Kind.POINT, self.counts(law, num))
+        return replace(made, worth_nK=law.probs.gather(1, torch.stack(columns, 1)).double())
 
 
 class TailThenTop(Drawing):
@@ -128,9 +140,13 @@ class TailThenTop(Drawing):
     """
 
     kinds = frozenset({Kind.TAIL, Kind.POINT})
+    ranked = True
 
     def children(self, law: Law, num: int, places: Places) -> Children:
-        """A law on fewer than K tokens has no tail: its children are all certain."""
+        """A law on fewer than K tokens has no tail: its children are all certain.
+
+        The tail child is worth the mass of its tail, whatever token came out of it.
+        """
         ordered = _ascending(law)
         tops = _top(ordered.probs, num - 1)
         gone_RK = torch.stack(tops, 1) if tops else _no_columns(law)
@@ -142,7 +158,18 @@ class TailThenTop(Drawing):
         tokens_nK = torch.where(tail_n1, tokens_nK, tokens_nK.roll(-1, 1))
         kinds_nK = torch.full_like(tokens_nK, int(Kind.POINT))
         kinds_nK[:, :1] = torch.where(tail_n1, int(Kind.TAIL), int(Kind.POINT))
-        return Children(tokens_nK, kinds_nK, counts_n)
+        worth_nK = self._worth(ordered.probs, gone_RK)
+        worth_nK = torch.where(tail_n1, worth_nK, worth_nK.roll(-1, 1))
+        return Children(tokens_nK, kinds_nK, counts_n, worth_nK)
+
+    def _worth(self, probs_RM: Tensor, tops_RK: Tensor) -> Tensor:
+        """The tail's mass, below the least of the certain ones, and theirs."""
+        own_RK = probs_RM.gather(1, tops_RK).double()
+        tail_R1 = (1 - own_RK.sum(1, keepdim=True)).clamp_(min=0)
+        if own_RK.shape[1]:
+            least_R1 = own_RK[:, -1:]
+            tail_R1 = torch.where(tail_R1 < least_R1, tail_R1, least_R1 * (1 - 1e-9))
+        return torch.cat((tail_R1, own_RK), 1)
 
 
 class Raced(Drawing):
@@ -154,14 +181,23 @@ class Raced(Drawing):
     """
 
     kinds = frozenset({Kind.WITHOUT})
+    ranked = True
 
     def children(self, law: Law, num: int, places: Places) -> Children:
-        """`log q + G` of position anchor + depth, over the support."""
+        """`log q + G` of position anchor + depth, over the support.
+
+        What a child is worth follows its lead: the target's keys are the draft's and an error. Only
+        `coupled` may look at it, whose target draws for itself.
+        """
         at = places.noise_n
         keys_nM, tokens_nM = _keys(law, at, at.anchor_B + places.depth)
         columns = _top(keys_nM, num)
-        tokens_nK = _tokens(Law(keys_nM, tokens_nM), columns)
-        return _of_one_kind(tokens_nK, Kind.WITHOUT, self.counts(law, num))
+        made = _of_one_kind(
+            _tokens(Law(keys_nM, tokens_nM), columns), Kind.WITHOUT, self.counts(law, num)
+        )
+        leads_nK = keys_nM.gather(1, torch.stack(columns, 1)) / _ERROR
+        total_n1 = torch.logsumexp(keys_nM / _ERROR, 1, keepdim=True)
+        return replace(made, worth_nK=(leads_nK - total_n1).exp())
 
 
 class _Ladder:

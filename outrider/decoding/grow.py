@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ from outrider.decoding.draw import Draws
 from outrider.decoding.laws import Law
 from outrider.errors import DraftShapeMismatch
 from outrider.tree import TokenTree
+
+if TYPE_CHECKING:
+    from jaxtyping import Int64
 
 Expand: TypeAlias = Callable[[TokenTree, Tensor], Law]
 """The drafter's laws after some rows `[B, L]` of the trees so far: `b * L + l` is the row of
@@ -77,6 +80,15 @@ def grow(draws: Draws, parents: Sequence[int], expand: Expand) -> Draft:
         expand: the drafter.
     """
     return _Growing(draws, Shape.of(parents)).grown(expand)
+
+
+def clipped(draft: Draft, depths_B: Int64[Tensor, " B"]) -> Draft:
+    """The first `depths_B[b]` levels of each tree; nodes stand level by level."""
+    tree = draft.tree
+    deep_BN = tree.depths()[:, 1:] > depths_B.to(tree.counts_B.device)[:, None]
+    counts_B = (tree.is_node() & ~deep_BN).sum(1)
+    kept = TokenTree(tree.tokens_BN, tree.parents_BN, counts_B, tree.depth, tree.width)
+    return replace(draft, tree=kept)
 
 
 class _Growing:
@@ -168,7 +180,7 @@ class _Growing:
         kinds_BN = self._kinds[:, columns] if len(kinds) > 1 else None
         if tree.is_chain:
             return Draft(tree, _side_by_side(self._made, len(self._counts)), None, kinds_BN, kinds)
-        return Draft(tree, _one_table(self._made), self._laws[:, columns], kinds_BN, kinds)
+        return Draft(tree, one_table(self._made), self._laws[:, columns], kinds_BN, kinds)
 
 
 def _alike(laws: Sequence[Law]) -> list[Law]:
@@ -188,7 +200,7 @@ def _alike(laws: Sequence[Law]) -> list[Law]:
     return padded
 
 
-def _one_table(laws: Sequence[Law]) -> Law:
+def one_table(laws: Sequence[Law]) -> Law:
     """One level's rows behind the other's."""
     if len(laws) == 1:
         return laws[0]
@@ -199,6 +211,6 @@ def _one_table(laws: Sequence[Law]) -> Law:
 
 def _side_by_side(laws: Sequence[Law], num_texts: int) -> Law:
     """A chain's layout: row `b * K + i` is level i's of text b."""
-    whole = _one_table(laws)
+    whole = one_table(laws)
     order = torch.arange(len(whole), device=whole.probs.device).view(-1, num_texts)
     return whole.select(order.T.flatten())

@@ -1,25 +1,76 @@
 """The contract between the engine and whoever guesses.
 
-A drafter sees texts and hands back chains; it draws nothing by itself. It asks the round's draws
-for tokens of a law, so that the law reported is the law sampled. What it keeps between rounds
+A drafter sees texts and hands back chains or trees; it draws nothing by itself. It asks the round's
+draws for tokens of a law, so that the law reported is the law sampled. What it keeps between rounds
 follows the texts' own tokens: after an exception it simply has more to read.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from collections.abc import Sequence as Sequenced
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
 
 from torch import Tensor
 
 from outrider.decoding import Draft
 from outrider.models.protocol import Rng
 from outrider.sequence import Sequence
+from outrider.tree import TreeBudget
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A drafted token whose next law is asked for.
+
+    Attributes:
+        member: whose text it continues.
+        token: its id.
+        parent: the node it follows, by its number among those asked for in this text and round;
+            0 is the text as it stands, the first node asked for is 1.
+    """
+
+    member: int
+    token: int
+    parent: int
+
+
+ExpandNodes: TypeAlias = Callable[[Sequenced[Node]], Tensor]
+"""Logits `[n, V]` after n nodes, a text's nodes one after another."""
 
 
 class RoundDraws(Protocol):
-    """What the engine offers a drafter for one round of B sequences."""
+    """What the engine offers a drafter for one round of B sequences.
+
+    Attributes:
+        trees: how large trees may be; None where chains are to be drafted.
+    """
+
+    trees: TreeBudget | None
+
+    @property
+    def max_certain(self) -> int:
+        """Nodes that a tree of certain tokens may have; 0 where only chains are verified."""
+        ...
+
+    def grown(self, roots_nV: Tensor, depths: Sequenced[int], expand: ExpandNodes) -> Draft:
+        """Trees of up to `depths[b]` levels, drawn the way the round's rule wants them.
+
+        `roots_nV` are the logits after each text whose depth is above 0; `expand` is called once
+        for each further level.
+        """
+        ...
+
+    def point_trees(
+        self, tokens: Sequenced[Sequenced[int]], parents: Sequenced[Sequenced[int]]
+    ) -> Draft:
+        """Trees of certain tokens: per sequence the tokens and their parents' rows.
+
+        Row 0 is the text as it stands and node j is row j + 1; parents stand before children.
+        """
+        ...
 
     def sample(self, logits_nV: Tensor, members: Sequenced[int], index: int) -> list[int]:
         """Draws drafted token `index` of the round's `members`-th sequences from rows of logits.

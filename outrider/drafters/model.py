@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence as Sequenced
 
 import torch
 
 from outrider.decoding import Draft
-from outrider.drafters.base import Drafter, RoundDraws
+from outrider.drafters.base import Drafter, Node, RoundDraws
 from outrider.models.base import Rows, Target
+from outrider.models.plan import chain_ancestors
 from outrider.sequence import Sequence
+
+MAX_PENDING = 8
+"""Tokens of a text that are read in one pass with the tree that hangs from them."""
 
 
 class ModelDrafter(Drafter):
-    """Drafts chains with a smaller model of the same tokenizer.
+    """Drafts chains or trees with a smaller model of the same tokenizer.
 
     The draft's cache follows the text: the tokens it has not read yet are read with the first
-    forward of a round, then each drafted token but the last takes one forward more.
+    forward of a round, then each drafted token but the last takes one forward more, and in a tree
+    each level of tokens but the last.
 
     A token beyond the draft's own width is read as its last one: a guess made from a slightly
     wrong text costs speed only, and the drafting goes on.
@@ -32,6 +38,7 @@ class ModelDrafter(Drafter):
         self._width = vocab_size
         self._last = model.vocab_size - 1
         self._handles: dict[int, int] = {}
+        self._trees: dict[int, list[Node]] = {}
 
     def propose(
         self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws
@@ -44,6 +51,8 @@ class ModelDrafter(Drafter):
         ]
         members = [b for b, depth in enumerate(depths) if depth > 0]
         pending = [self._pending(texts[b]) for b in members]
+        if draws.trees is not None and members:
+            return self._grown(texts, depths, draws, pending)
         for index in range(max(depths, default=0)):
             going = [i for i, b in enumerate(members) if depths[b] > index]
             members = [members[i] for i in going]
@@ -54,42 +63,124 @@ class ModelDrafter(Drafter):
             pending = [[token] for token in tokens]
         return draws.drawn()
 
+    def _grown(
+        self,
+        texts: Sequenced[Sequence],
+        depths: Sequenced[int],
+        draws: RoundDraws,
+        pending: list[list[int]],
+    ) -> Draft:
+        """Trees, level by level; they hang from what the texts have pending, staged with them."""
+        members = [b for b, depth in enumerate(depths) if depth > 0]
+        handles = {b: self._handles[texts[b].key] for b in members}
+        self._read_ahead(list(handles.values()), pending)
+        masks = {
+            b: chain_ancestors(len(tokens)).tolist()
+            for b, tokens in zip(members, pending, strict=True)
+        }
+        above = {b: len(own) for b, own in masks.items()}
+        trees = {b: self._trees.setdefault(texts[b].key, []) for b in members}
+        flat = torch.tensor([mask for own in masks.values() for mask in own])
+        roots_nV = self._read(list(handles.values()), pending, flat)
+
+        def expand(nodes: Sequenced[Node]) -> torch.Tensor:
+            counts = Counter(node.member for node in nodes)
+            ancestors: list[int] = []
+            for node in nodes:
+                known = masks[node.member]
+                parent = known[above[node.member] + node.parent - 1]
+                known.append(parent | 1 << len(known))
+                ancestors.append(_signed(known[-1]))
+                trees[node.member].append(node)
+            tokens_R = torch.tensor([min(node.token, self._last) for node in nodes])
+            seqs = tuple(handles[b] for b in counts)
+            rows = Rows(seqs, tuple(counts.values()), tokens_R, torch.tensor(ancestors))
+            return self.model.score(rows)[:, : self._width]
+
+        return draws.grown(roots_nV[:, : self._width], depths, expand)
+
     def _pending(self, text: Sequence) -> list[int]:
         handle = self._handles.get(text.key)
         if handle is None:
             handle = self._handles[text.key] = self.model.open(text.expected)
         return text.tokens[self.model.length(handle) :]
 
-    def _read(self, handles: list[int], pending: list[list[int]]) -> torch.Tensor:
+    def _read_ahead(self, handles: list[int], pending: list[list[int]]) -> None:
+        """Reads and keeps all but the last pending token where a tree would find no room."""
+        for handle, tokens in zip(handles, pending, strict=True):
+            while len(tokens) > MAX_PENDING:
+                size = min(self.chunk, len(tokens) - 1)
+                head, tokens[:] = tokens[:size], tokens[size:]
+                self._read_chunk(handle, head)
+                self.model.commit(handle, size)
+
+    def _read_chunk(self, handle: int, tokens: list[int]) -> None:
+        nothing = torch.empty(0, dtype=torch.int64)
+        read = torch.tensor([min(token, self._last) for token in tokens])
+        self.model.score(Rows((handle,), (len(tokens),), read, None, nothing))
+
+    def _read(
+        self,
+        handles: list[int],
+        pending: list[list[int]],
+        ancestors_R: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Logits `[n, V]` after the pending tokens of n sequences; long texts go in chunks."""
         for handle, tokens in zip(handles, pending, strict=True):
             while len(tokens) > self.chunk:
                 head, tokens[:] = tokens[: self.chunk], tokens[self.chunk :]
-                nothing = torch.empty(0, dtype=torch.int64)
-                read = torch.tensor([min(token, self._last) for token in head])
-                self.model.score(Rows((handle,), (self.chunk,), read, None, nothing))
+                self._read_chunk(handle, head)
         counts = tuple(len(tokens) for tokens in pending)
         flat = torch.tensor([min(token, self._last) for tokens in pending for token in tokens])
         ends = torch.tensor(list(itertools.accumulate(counts)))
         last = None if len(flat) == len(counts) else ends - 1
-        return self.model.score(Rows(tuple(handles), counts, flat, None, last))
+        return self.model.score(Rows(tuple(handles), counts, flat, ancestors_R, last))
 
     def commit(self, text: Sequence, accepted: int) -> None:
         """Keeps what the draft has read of the text's own tokens; the rest is read next round."""
         handle = self._handles.get(text.key)
-        if handle is not None:
-            read = self.model.length(handle) + self.model.num_staged(handle)
-            kept = min(read, len(text.tokens) - 1) - self.model.length(handle)
-            self.model.commit(handle, kept)
+        if handle is None:
+            return
+        length = self.model.length(handle)
+        tree = self._trees.pop(text.key, None)
+        if tree is None:
+            read = length + self.model.num_staged(handle)
+            self.model.commit(handle, min(read, len(text.tokens) - 1) - length)
+        else:
+            above = self.model.num_staged(handle) - len(tree)
+            path = _path(tree, text.tokens[length + above : -1])
+            self.model.commit(handle, [*range(above), *(above + row for row in path)])
 
     def discard(self, text: Sequence) -> None:
         """Forgets the round's rows."""
+        self._trees.pop(text.key, None)
         handle = self._handles.get(text.key)
         if handle is not None:
             self.model.discard(handle)
 
     def close(self, text: Sequence) -> None:
         """Gives the text's cache back."""
+        self._trees.pop(text.key, None)
         handle = self._handles.pop(text.key, None)
         if handle is not None:
             self.model.close(handle)
+
+
+def _signed(mask: int) -> int:
+    """The bits of an unsigned number as those of an int64."""
+    return mask if mask < 1 << 63 else mask - (1 << 64)
+
+
+def _path(tree: Sequenced[Node], tokens: Sequenced[int]) -> list[int]:
+    """The rows read of a tree that the text goes on with, as far as there are any.
+
+    Where siblings bear one token either's row will do: what it has seen is the same.
+    """
+    numbers = {(node.parent, node.token): i + 1 for i, node in enumerate(tree)}
+    at, rows = 0, list[int]()
+    for token in tokens:
+        at = numbers.get((at, token), 0)
+        if at == 0:
+            break
+        rows.append(at - 1)
+    return rows

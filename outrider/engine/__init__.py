@@ -4,5 +4,6 @@ from outrider.engine.decoder import SpeculativeDecoder
 from outrider.engine.emit import Emitter
 from outrider.engine.engine import Engine
 from outrider.engine.requests import Requests
+from outrider.engine.settings import SpeculativeDecoderConfig
 
-__all__ = ["Emitter", "Engine", "Requests", "SpeculativeDecoder"]
+__all__ = ["Emitter", "Engine", "Requests", "SpeculativeDecoder", "SpeculativeDecoderConfig"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Sequenced
 from dataclasses import replace
 from typing import Any
 
-from outrider.config import SpeculativeDecoderConfig, as_tokens
+from outrider.config import as_tokens
 from outrider.drafters.base import Drafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.none import NoDrafter
@@ -14,6 +14,7 @@ from outrider.drafters.protocol import ProtocolDrafter
 from outrider.engine.emit import Emitter
 from outrider.engine.engine import Engine
 from outrider.engine.requests import Requests
+from outrider.engine.settings import SpeculativeDecoderConfig
 from outrider.errors import InvalidConfig, VocabularyMismatch
 from outrider.models.base import Target
 from outrider.models.protocol import DraftModel, ProtocolTarget, Rng, TargetModel
@@ -83,10 +84,18 @@ class SpeculativeDecoder:
         self.config = config or SpeculativeDecoderConfig()
         self.target = as_target(target)
         ends = {self.config.eos_token} if self.config.stop_on_eos else set[int | None]()
-        engine = Engine(self.target, as_drafter(draft, self.target), Emitter(None))
+        engine = Engine(
+            self.target,
+            as_drafter(draft, self.target),
+            Emitter(None),
+            trees=self.config.trees,
+        )
         engine.metrics.cost_ratio = self.config.cost_ratio
         self._requests = Requests(
-            engine, depth=self.config.k, end_tokens=frozenset(e for e in ends if e is not None)
+            engine,
+            depth=self.config.k,
+            end_tokens=frozenset(e for e in ends if e is not None),
+            lossless=self.config.lossless,
         )
         for end in self._requests.end_tokens:
             if end >= self.target.vocab_size:

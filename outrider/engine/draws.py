@@ -8,24 +8,33 @@ import torch
 from torch import Tensor
 
 from outrider import noise
-from outrider.decoding import Draft, Draws, Law, RoundNoise, Rule, check_logits
-from outrider.engine.controls import Controls
+from outrider.decoding import Draft, Draws, Kind, Law, RoundNoise, check_logits
+from outrider.decoding.best import grow_best
+from outrider.decoding.grow import clipped, grow
+from outrider.decoding.laws import softmax
+from outrider.drafters.base import ExpandNodes, Node
+from outrider.engine.group import Group
+from outrider.tree import TokenTree
 
 
 class GroupDraws:
     """Draws drafted tokens for one group and round; implements `drafters.base.RoundDraws`."""
 
-    def __init__(
-        self, rule: Rule, noise_B: RoundNoise, controls: Controls, vocab_size: int
-    ) -> None:
-        self._draws = Draws(rule, noise_B)
+    def __init__(self, group: Group, noise_B: RoundNoise, vocab_size: int) -> None:
+        self.trees = group.trees
+        self._draws = Draws(group.rule, noise_B)
         self._noise = noise_B
-        self._controls = controls
+        self._controls = group.controls
         self._width = vocab_size
-        self._rule = rule
-        num_texts = len(controls.texts)
+        self._rule = group.rule
+        num_texts = len(group.texts)
         self._tokens: list[list[int]] = [[] for _ in range(num_texts)]
         self._laws: list[list[Tensor]] = [[] for _ in range(num_texts)]
+
+    @property
+    def max_certain(self) -> int:
+        """Nodes that a tree of certain tokens may have; 0 where only chains are verified."""
+        return self.trees.nodes if self.trees and Kind.POINT in self._rule.kinds else 0
 
     def sample(self, logits_nV: Tensor, members: Sequenced[int], index: int) -> list[int]:
         """Draws drafted token `index` of the `members`-th texts and keeps its law.
@@ -54,6 +63,32 @@ class GroupDraws:
         logits_nV = self._controls.masked(logits_nV[:, : self._width], members, ahead)
         usable = check_logits(logits_nV)
         return logits_nV if usable.all() else logits_nV.masked_fill(~usable[:, None], 0.0)
+
+    def grown(self, roots_nV: Tensor, depths: Sequenced[int], expand: ExpandNodes) -> Draft:
+        """Trees, the drafter being asked level by level; see `drafters.base.RoundDraws`."""
+        assert self.trees is not None, "the group drafts chains"
+        growing = _Growing(self, roots_nV, depths, expand)
+        depths_B = torch.tensor(list(depths))
+        if self._draws.drawing.ranked:
+            return grow_best(self._draws, self.trees, depths_B, growing.expand)
+        shape = self.trees.paths(max(depths, default=0))
+        return clipped(grow(self._draws, shape, growing.expand), depths_B)
+
+    def laws_of(self, logits_nV: Tensor, members: Sequenced[int], depth: int) -> Tensor:
+        """The laws `[n, V]` that children of some rows are drawn from, and judged by.
+
+        Where the text is greedy the likeliest come first, whatever the temperature.
+        """
+        logits_nV = self._fit(logits_nV, members, depth)
+        if not self._rule.needs_probs:
+            return softmax(logits_nV.float())
+        return self._controls.probs(logits_nV, members)
+
+    def point_trees(
+        self, tokens: Sequenced[Sequenced[int]], parents: Sequenced[Sequenced[int]]
+    ) -> Draft:
+        """A draft of certain trees."""
+        return Draft(TokenTree.of(tokens, parents), None)
 
     def drawn(self) -> Draft:
         """The chains sampled this round and, where the rule needs them, their laws."""
@@ -91,6 +126,48 @@ class GroupDraws:
     def rng(self, member: int) -> StreamRng:
         """Uniforms of the draft stream, one after another."""
         return StreamRng(self._noise, member)
+
+
+class _Growing:
+    """A drafter's rows, asked for by their place in the trees so far.
+
+    The drafter numbers the rows it has read of each text in their order; the text as it stands is
+    number 0.
+    """
+
+    def __init__(
+        self, draws: GroupDraws, roots_nV: Tensor, depths: Sequenced[int], expand: ExpandNodes
+    ) -> None:
+        members = [b for b, depth in enumerate(depths) if depth > 0]
+        self._draws, self._depths, self._ask = draws, depths, expand
+        self._numbers: list[dict[int, int]] = [{0: 0} for _ in depths]
+        laws_nV = draws.laws_of(roots_nV, members, 0)
+        # A text that drafts nothing gets some law; nothing is drawn from it that stays.
+        self._laws_RV = laws_nV
+        self._root = [members.index(b) if b in members else 0 for b in range(len(depths))]
+
+    def expand(self, tree: TokenTree, rows_BL: Tensor) -> Law:
+        """The laws after some rows, the root's where a row is none or lies too deep."""
+        if tree.depth == 0:
+            return Law.dense(self._laws_RV[self._root])
+        tokens, parents = tree.tokens_BN.tolist(), tree.parents_BN.tolist()
+        nodes: list[Node] = []
+        places: list[int] = []
+        for b, rows in enumerate(rows_BL.tolist()):
+            for row in rows:
+                if row == 0 or tree.depth >= self._depths[b]:
+                    places.append(self._root[b])
+                    continue
+                number = self._numbers[b]
+                parent = number[parents[b][row - 1]]
+                number[row] = len(number)
+                places.append(len(self._laws_RV) + len(nodes))
+                nodes.append(Node(b, tokens[b][row - 1], parent))
+        if not nodes:
+            return Law.dense(self._laws_RV[places])
+        logits_nV = self._ask(nodes)
+        laws_nV = self._draws.laws_of(logits_nV, [node.member for node in nodes], tree.depth)
+        return Law.dense(torch.cat((self._laws_RV, laws_nV))[places])
 
 
 class StreamRng:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outrider.decoding import RULES
 from outrider.engine.text import Decodes, TextAssembler
 from outrider.errors import InvalidConfig
 from outrider.sequence import Sequence
@@ -113,6 +114,7 @@ class Emitter:
             sources=tuple(sources[:num]),
             finish_reason=finish,
             stop_reason=reason,
+            lossless=text.rule in RULES,
         )
         return Kept(len(text.tokens), len(text.outbox), delta, assembler)
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import torch
 
-from outrider.decoding import RULES, Draft, Verdict
+from outrider.decoding import Draft, Verdict, rule_named
 from outrider.drafters.base import Drafter
 from outrider.drafters.none import NoDrafter
 from outrider.engine.draws import GroupDraws
@@ -22,8 +22,10 @@ from outrider.engine.group import Group, Scores, alphas, score
 from outrider.engine.laps import Laps
 from outrider.engine.memory import out_of_memory
 from outrider.engine.scheduler import Scheduler
+from outrider.errors import UnsupportedModel
 from outrider.models.base import Target
 from outrider.sequence import Sequence
+from outrider.tree import TreeBudget
 from outrider.types import Source, SpeculativeMetrics
 
 
@@ -38,6 +40,10 @@ class Engine:
         emitter: where texts end and what readers get.
         max_texts: texts that hold a cache at a time; the others wait.
         chunk: rows of a prompt read in one forward at most.
+        trees: how large drafted trees may be, where the rule takes trees; None = chains.
+
+    Raises:
+        UnsupportedModel: trees with a target that scores chains only.
     """
 
     def __init__(
@@ -48,9 +54,15 @@ class Engine:
         *,
         max_texts: int = 64,
         chunk: int = 512,
+        trees: TreeBudget | None = None,
     ) -> None:
+        if trees is not None and not target.scores_trees:
+            raise UnsupportedModel(
+                f"width={trees.width}: {type(target).__name__} scores chains only; use width=1"
+            )
         self.target = target
         self.drafter = drafter
+        self.trees = trees
         self.metrics = SpeculativeMetrics()
         self._lock = threading.RLock()
         self._emitter = emitter
@@ -79,7 +91,7 @@ class Engine:
         """The route of one group: propose, score, verify, commit, emit."""
         with self._all_or_nothing(group), Laps(self.metrics, group.stats) as lap:
             noise_B = group.noise()
-            draws = GroupDraws(group.rule, noise_B, group.controls, self.target.vocab_size)
+            draws = GroupDraws(group, noise_B, self.target.vocab_size)
             draft = group.drafter.propose(group.texts, group.depths(), draws)
             lap("draft_s")
             scores = score(self.target, group, draft, self._chunk)
@@ -103,7 +115,7 @@ class Engine:
             kept = self._groups.get(key)
             drafter = self._plain if key[0] else self.drafter
             if kept is None or kept.texts != texts:
-                kept = Group(texts, drafter, RULES[key[1]])
+                kept = Group(texts, drafter, rule_named(key[1], lossless=False), self.trees)
             groups[key] = kept
         self._groups = groups
         return list(groups.values())
@@ -114,25 +126,40 @@ class Engine:
         draft: Draft,
         scores: Scores,
         verdict: Verdict,
-        alphas_B: list[float],
+        alphas_B: list[float] | None,
     ) -> None:
         """Settles what each text keeps, and moves the caches after it."""
-        chains, drafted = draft.tree.tokens_BN.tolist(), draft.tree.counts_B.tolist()
-        accepted, extra = verdict.num_accepted_B.tolist(), verdict.token_B.tolist()
+        tree = draft.tree
+        tokens, drafted = tree.tokens_BN.tolist(), tree.counts_B.tolist()
+        paths, extra = verdict.path_BD.tolist(), verdict.token_B.tolist()
+        accepted = verdict.num_accepted_B.tolist()
+        parents = zip(tree.parents_BN.tolist(), drafted, strict=True)
+        inner = [set(row[:count]) for row, count in parents]
+        in_tree_BT = torch.nn.functional.pad(tree.is_node(), (1, 0))
+        levels = (tree.depths() * in_tree_BT).amax(1).tolist()
         for b, text in enumerate(group.texts):
             assert text.handle is not None
-            text.error = scores.broken(b, accepted[b])
+            path = paths[b][: accepted[b]]
+            text.error = scores.broken(b, path)
             if text.error is not None:
                 continue
+            at_end = (path[-1] if path else 0) not in inner[b]
+            last: Source = "bonus" if at_end else "correction"
+            drafts: list[Source] = ["draft"] * len(path)
+            kept_tokens = [*(tokens[b][row - 1] for row in path), extra[b]]
+            kept = self._emitter.keep(text, kept_tokens, [*drafts, last])
             pending = self.target.num_staged(text.handle) - drafted[b]
-            last: Source = "bonus" if accepted[b] == drafted[b] else "correction"
-            sources: list[Source] = ["draft"] * accepted[b] + [last]
-            kept = self._emitter.keep(text, [*chains[b][: accepted[b]], extra[b]], sources)
-            self.target.commit(text.handle, pending + accepted[b])
-            group.drafter.commit(text, accepted[b])
+            self.target.commit(
+                text.handle,
+                pending + len(path)
+                if tree.is_chain
+                else [*range(pending), *(pending + row - 1 for row in path)],
+            )
+            group.drafter.commit(text, len(path))
             for metrics in (self.metrics, text.stats):
-                metrics.record_round(drafted[b], min(accepted[b], kept), kept)
-                metrics.record_alpha(alphas_B[b], min(accepted[b] + 1, drafted[b]))
+                metrics.record_round(drafted[b], min(len(path), kept), kept, levels[b])
+                if alphas_B is not None:
+                    metrics.record_alpha(alphas_B[b], min(len(path) + 1, drafted[b]))
 
     def _emit(self, group: Group) -> None:
         """Hands each text's reader the tokens settled and not handed out yet."""
@@ -180,7 +207,7 @@ class Engine:
             self._fail(group, error)
             return
         for text in [text for text in group.texts if not text.finished]:
-            alone = Group([text], group.drafter, group.rule)
+            alone = Group([text], group.drafter, group.rule, group.trees)
             try:
                 self._round(alone)
             except Exception as own:

@@ -1,10 +1,12 @@
-"""Group: the texts that go through a round together, and the target's scores of their drafts."""
+"""Group: the texts that go through a round together, and the target's scores of their drafts.
+
+Row t of a text is row t of its drafted tree: 0 is the text as it stands, node j is row j + 1.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence as Sequenced
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,21 +21,33 @@ from outrider.decoding import (
     Verdict,
     chain_probs,
     check_logits,
+    host,
 )
 from outrider.drafters.base import Drafter
 from outrider.engine.controls import Controls
 from outrider.errors import NonFinite
 from outrider.models.base import Rows, Target
 from outrider.sequence import Sequence
+from outrider.tree import TokenTree, TreeBudget
+
+# Numbers in the rows that become laws all at once: fewer calls, and they stay in caches.
+_AT_ONCE = 1 << 19
 
 
 class Group:
     """B texts that share a drafter and a rule, from round to round while they stay together."""
 
-    def __init__(self, texts: list[Sequence], drafter: Drafter, rule: Rule) -> None:
+    def __init__(
+        self,
+        texts: list[Sequence],
+        drafter: Drafter,
+        rule: Rule,
+        trees: TreeBudget | None = None,
+    ) -> None:
         self.texts = texts
         self.drafter = drafter
         self.rule = rule
+        self.trees = trees if rule.trees else None
         self.controls = Controls(texts)
         self.stats = [text.stats for text in texts]
         self._seed_B = noise.as_key(text.seed for text in texts)
@@ -49,36 +63,42 @@ class Group:
         return RoundNoise(self._seed_B, self._sample_B, anchor_B)
 
 
-@dataclass(frozen=True, slots=True)
 class Scores:
-    """Target logits of a group's drafted rows.
+    """Target logits of a group's drafted rows, and which of them are laws.
 
-    `logits_RV` holds, text after text, one row per drafted token and one more; `usable_R` marks the
-    rows that are laws; `counts` the rows of each text.
+    Args:
+        logits_RV: text after text, a row for the text as it stands and one per drafted token.
+        draft: what was drafted.
     """
 
-    logits_RV: Tensor
-    usable_R: Tensor
-    counts: list[int]
+    def __init__(self, logits_RV: Tensor, draft: Draft) -> None:
+        self._logits_RV = logits_RV
+        self._usable_R = check_logits(logits_RV)
+        self._counts = [count + 1 for count in draft.tree.counts_B.tolist()]
+        depths_BT = draft.tree.depths()
+        in_tree_BT = torch.nn.functional.pad(draft.tree.is_node(), (1, 0), value=True)
+        self._owners = in_tree_BT.nonzero()[:, 0].tolist()
+        self._ahead = depths_BT[in_tree_BT].tolist()
 
     def laws(self, group: Group) -> TargetRows:
         """What the rule reads: laws, or logits where order suffices."""
-        owners = [b for b, count in enumerate(self.counts) for _ in range(count)]
-        ahead = [i for count in self.counts for i in range(count)]
-        rows_RV = group.controls.masked(self.logits_RV, owners, ahead)
-        if rows_RV is not self.logits_RV:
+        rows_RV = group.controls.masked(self._logits_RV, self._owners, self._ahead)
+        if rows_RV is not self._logits_RV:
             # A row whose only mass was an end that may not come yet is no law either.
-            self.usable_R.logical_and_(check_logits(rows_RV))
-        if not self.usable_R.all():
-            rows_RV = rows_RV.masked_fill(~self.usable_R[:, None], 0.0)
-        if group.rule.needs_probs:
-            rows_RV = group.controls.probs(rows_RV, owners)
-        return TargetLaws(_padded(rows_RV, self.counts))
+            self._usable_R.logical_and_(check_logits(rows_RV))
+        if not self._usable_R.all():
+            rows_RV = rows_RV.masked_fill(~self._usable_R[:, None], 0.0)
+        if not group.rule.needs_probs:
+            return TargetLaws(_padded(rows_RV, self._counts))
+        few = rows_RV.numel() <= _AT_ONCE
+        if few or group.rule.reads == "all" or not host.reads_free(rows_RV.device):
+            return TargetLaws(_padded(group.controls.probs(rows_RV, self._owners), self._counts))
+        return OnDemand(rows_RV, self._counts, group.controls)
 
-    def broken(self, text: int, accepted: int) -> NonFinite | None:
+    def broken(self, text: int, path: Sequenced[int]) -> NonFinite | None:
         """The error of a text whose walk met a row that is no law."""
-        start = sum(self.counts[:text])
-        walked = self.usable_R[start : start + accepted + 1]
+        start = sum(self._counts[:text])
+        walked = self._usable_R[[start, *(start + row for row in path)]]
         if walked.all():
             return None
         return NonFinite(
@@ -87,8 +107,51 @@ class Scores:
         )
 
 
-def alphas(group: Group, draft: Draft, laws: TargetRows, verdict: Verdict) -> list[float]:
-    """min(1, p(x)/q(x)) summed over each text's tested tokens: those whose prefix was accepted."""
+class OnDemand(TargetRows):
+    """Wide rows of logits that become laws when the rule asks for them."""
+
+    def __init__(self, masked_RV: Tensor, counts: list[int], controls: Controls) -> None:
+        self._masked_RV, self._controls = masked_RV, controls
+        self._shape = len(counts), max(counts), masked_RV.shape[1]
+        first_B = torch.tensor([0, *itertools.accumulate(counts[:-1])])
+        # A row behind a text's last is its last: nobody reads it for what it is.
+        last_B1 = torch.tensor(counts)[:, None] - 1
+        self._row_R = (first_B[:, None] + torch.arange(max(counts)).minimum(last_B1)).flatten()
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """B, T and V."""
+        return self._shape
+
+    @property
+    def device(self) -> torch.device:
+        """That of the logits."""
+        return self._masked_RV.device
+
+    def probs(self, at_n: Tensor) -> Tensor:
+        """The processed laws of the rows."""
+        owners = (at_n // self._shape[1]).tolist()
+        return self._controls.probs(self._masked_RV[self._row_R[at_n]], owners)
+
+    def prob_of(self, at_n: Tensor, tokens_n: Tensor) -> Tensor:
+        """One entry of each row's law."""
+        found_n = tokens_n.new_empty(len(at_n), dtype=torch.float64)
+        for part in self.parts(len(at_n)):
+            found_n[part] = self.probs(at_n[part]).gather(1, tokens_n[part, None])[:, 0].double()
+        return found_n
+
+    def argmax(self, at_n: Tensor) -> Tensor:
+        """The likeliest token of each row's law."""
+        return self.probs(at_n).argmax(-1)
+
+
+def alphas(group: Group, draft: Draft, laws: TargetRows, verdict: Verdict) -> list[float] | None:
+    """min(1, p(x)/q(x)) summed over each text's tested tokens: those whose prefix was accepted.
+
+    None for trees, where what a token is tested against depends on its siblings.
+    """
+    if not draft.tree.is_chain:
+        return None
     depth = draft.tree.num_nodes
     if depth == 0 or not group.rule.needs_probs:
         # One-hot laws: the ratio is 1 where a token was kept and 0 where it was not.
@@ -102,29 +165,43 @@ def alphas(group: Group, draft: Draft, laws: TargetRows, verdict: Verdict) -> li
 
 
 def score(target: Target, group: Group, draft: Draft, chunk: int) -> Scores:
-    """Reads what each text has pending and drafted in one pass; long prompts go in chunks."""
-    chains = [
-        row[:length]
-        for row, length in zip(
-            draft.tree.tokens_BN.tolist(), draft.tree.counts_B.tolist(), strict=True
-        )
-    ]
+    """Reads what each text has pending and drafted in one pass; long prompts go in chunks.
+
+    What is read ahead of the pass is committed at once: its tokens are the text's own. A tree hangs
+    from a text's last token, and all before that is read ahead.
+    """
+    tree = draft.tree
+    at_once = chunk if tree.is_chain else 1
+    tokens_BN, counts = tree.tokens_BN.tolist(), tree.counts_B.tolist()
     handles: list[int] = []
     pieces: list[list[int]] = []
-    for text, chain in zip(group.texts, chains, strict=True):
+    for text, nodes, count in zip(group.texts, tokens_BN, counts, strict=True):
         assert text.handle is not None
         pending = text.tokens[target.length(text.handle) :]
-        read = (len(pending) - 1) // chunk * chunk
-        for start in range(0, read, chunk):
-            target.score(_rows([text.handle], [pending[start : start + chunk]], [0]))
+        ahead = (len(pending) - 1) // at_once * at_once
+        for start in range(0, ahead, chunk):
+            piece = pending[start : min(ahead, start + chunk)]
+            target.score(_rows([text.handle], [piece], [0]))
+            target.commit(text.handle, len(piece))
         handles.append(text.handle)
-        pieces.append(pending[read:] + chain)
-    counts = [len(chain) + 1 for chain in chains]
-    logits = target.score(_rows(handles, pieces, counts))
-    return Scores(logits, check_logits(logits), counts)
+        pieces.append(pending[ahead:] + nodes[:count])
+    ancestors_R = None if tree.is_chain else _ancestors(tree)
+    rows = _rows(handles, pieces, [count + 1 for count in counts], ancestors_R)
+    return Scores(target.score(rows), draft)
 
 
-def _rows(handles: list[int], pieces: list[list[int]], wanted: list[int]) -> Rows:
+def _ancestors(tree: TokenTree) -> Tensor:
+    """Bitmasks of each text's last token and of its drafted nodes, which see it, one by one."""
+    masks_BT = torch.nn.functional.pad(tree.ancestors() << 1, (1, 0)) | 1
+    return masks_BT[torch.nn.functional.pad(tree.is_node(), (1, 0), value=True)]
+
+
+def _rows(
+    handles: list[int],
+    pieces: list[list[int]],
+    wanted: list[int],
+    ancestors_R: Tensor | None = None,
+) -> Rows:
     """Flat rows of which the last `wanted[b]` of each piece give logits."""
     ends = list(itertools.accumulate(len(piece) for piece in pieces))
     rows = [i for end, count in zip(ends, wanted, strict=True) for i in range(end - count, end)]
@@ -132,6 +209,7 @@ def _rows(handles: list[int], pieces: list[list[int]], wanted: list[int]) -> Row
         seqs=tuple(handles),
         counts=tuple(len(piece) for piece in pieces),
         tokens_R=torch.tensor([token for piece in pieces for token in piece]),
+        ancestors_R=ancestors_R,
         logits_rows=None if len(rows) == ends[-1] else torch.tensor(rows, dtype=torch.int64),
     )
 

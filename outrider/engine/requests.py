@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from outrider import noise
-from outrider.config import SamplingParams, check_rule, check_whole
+from outrider.config import check_whole
 from outrider.engine.engine import Engine
 from outrider.engine.memory import out_of_memory
+from outrider.engine.settings import resolve_rule
 from outrider.errors import (
     EmptyPrompt,
     InvalidConfig,
@@ -25,28 +26,6 @@ from outrider.types import Completion, Delta, Request
 
 # One count for all, so that a drafter given to two engines tells their texts apart.
 _KEYS = itertools.count()
-
-
-def resolve_rule(rule: str | None, sampling: SamplingParams) -> str:
-    """The verification rule of a request.
-
-    By default `greedy` at temperature 0, `coupled` under a given seed, so that a seed means what
-    it says, and `block` otherwise.
-
-    Raises:
-        InvalidConfig: an unknown rule, or `greedy` at a temperature above 0.
-    """
-    if rule is None:
-        if sampling.temperature == 0:
-            return "greedy"
-        return "block" if sampling.seed is None else "coupled"
-    check_rule(rule)
-    if rule == "greedy" and sampling.temperature > 0:
-        raise InvalidConfig(
-            f"rule='greedy' with temperature={sampling.temperature} would change the law; "
-            "use temperature=0, or rule='block'"
-        )
-    return rule
 
 
 def raised(error: Exception) -> OutriderError:
@@ -74,11 +53,20 @@ class Requests:
         engine: who makes them.
         depth: tokens drafted per round where a request does not say.
         end_tokens: the model's own ends of text; those it cannot predict are left out.
+        lossless: False lets rules through that change the law of the text.
     """
 
-    def __init__(self, engine: Engine, *, depth: int, end_tokens: frozenset[int]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        depth: int,
+        end_tokens: frozenset[int],
+        lossless: bool = True,
+    ) -> None:
         self.engine = engine
         self.depth = depth
+        self.lossless = lossless
         width = engine.target.vocab_size
         self.end_tokens = frozenset(token for token in end_tokens if 0 <= token < width)
 
@@ -110,7 +98,11 @@ class Requests:
             )
         if request.depth is not None:
             check_whole("depth", request.depth, 0)
-        resolve_rule(request.rule, request.sampling)
+        self._rule(request)
+
+    def _rule(self, request: Request) -> str:
+        trees = self.engine.trees
+        return resolve_rule(request.rule, request.sampling, trees=trees, lossless=self.lossless)
 
     def _room(self, request: Request) -> int | None:
         """Tokens the context leaves after the prompt; None without a limit."""
@@ -128,7 +120,7 @@ class Requests:
             key=next(_KEYS),
             request=request,
             seed=noise.fresh_seed() if sampling.seed is None else sampling.seed,
-            rule=resolve_rule(request.rule, sampling),
+            rule=self._rule(request),
             depth=self.depth if request.depth is None else request.depth,
             max_tokens=min(limits),
             end_tokens=frozenset() if sampling.ignore_eos else self.end_tokens,
@@ -178,7 +170,7 @@ class Requests:
             while not self.engine.settled(texts):
                 self.engine.step()
             done = [
-                None if text.error else Completion.of(text.outbox, text.stats, text.seed)
+                None if text.error else Completion.of(text.outbox, text.stats, text.seed, text.rule)
                 for text in texts
             ]
             for text in texts:

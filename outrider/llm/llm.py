@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
-from outrider.config import SamplingParams, as_tokens, check_rule, check_whole, nearest
+from outrider.config import SamplingParams, as_tokens, check_flag, check_whole, nearest
+from outrider.decoding import rule_named
 from outrider.drafters import Drafter
 from outrider.engine import Emitter, Engine, Requests
+from outrider.engine.settings import tree_budget
 from outrider.errors import EmptyPrompt, InvalidConfig
 from outrider.llm.load import Placement, as_dtype, folder_of, load_drafter, share_cache
 from outrider.llm.options import Speculation
@@ -19,7 +22,17 @@ from outrider.models.text import TextTokenizer
 from outrider.types import Completion, Delta, Request, SpeculativeMetrics
 
 Prompt = str | Sequence[int]
-OPTIONS = ("cache_bytes", "k", "max_texts", "pack", "prefill_chunk", "rule")
+OPTIONS = (
+    "cache_bytes",
+    "k",
+    "lossless",
+    "max_texts",
+    "nodes",
+    "pack",
+    "prefill_chunk",
+    "rule",
+    "width",
+)
 
 
 class LLM:
@@ -36,20 +49,31 @@ class LLM:
         *,
         k: int = 4,
         rule: str | None = None,
+        width: int = 1,
+        nodes: int | None = None,
+        lossless: bool = True,
         max_texts: int = 64,
         prefill_chunk: int = 512,
     ) -> None:
         for name, value in (("k", k), ("max_texts", max_texts), ("prefill_chunk", prefill_chunk)):
             check_whole(name, value, 1)
+        check_flag("lossless", lossless)
         if rule is not None:
-            check_rule(rule)
+            rule_named(rule, lossless=lossless)
         self.tokenizer = tokenizer
         self.rule = rule
         self._target = target
         engine = Engine(
-            target, drafter, Emitter(tokenizer), max_texts=max_texts, chunk=prefill_chunk
+            target,
+            drafter,
+            Emitter(tokenizer),
+            max_texts=max_texts,
+            chunk=prefill_chunk,
+            trees=tree_budget(k, width, nodes),
         )
-        self._requests = Requests(engine, depth=k, end_tokens=tokenizer.end_tokens())
+        self._requests = Requests(
+            engine, depth=k, end_tokens=tokenizer.end_tokens(), lossless=lossless
+        )
 
     @classmethod
     def load(
@@ -72,8 +96,10 @@ class LLM:
             dtype: "float32", "bfloat16", ...; None = bfloat16 where the processor has it.
             strict: one arithmetic class for everything, so that logits are equal bit for bit.
             speculative_config: vLLM's dictionary, instead of `drafter`, `k` and `rule`.
-            **options: k, rule, max_texts, prefill_chunk, cache_bytes (of target and draft model
-                together), and pack (large weights laid out for the processor; on by default).
+            **options: k, rule, width and nodes (of drafted trees; width=1 drafts chains),
+                lossless (False lets rules through that change the law), max_texts, prefill_chunk,
+                cache_bytes (of target and draft model together), and pack (large weights laid out
+                for the processor; on by default).
 
         Raises:
             InvalidConfig: an unknown option, with the nearest known one; a value that cannot be
@@ -196,7 +222,9 @@ class LLM:
             "model": str(self.tokenizer.folder),
             "drafter": {"name": engine.drafter.name, "trusted": engine.drafter.trusted},
             "k": self._requests.depth,
+            "trees": None if engine.trees is None else asdict(engine.trees),
             "rule": self.rule,
+            "lossless": self._requests.lossless,
         }
 
 

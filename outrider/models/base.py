@@ -54,6 +54,8 @@ class Target(ABC):
     """Width of a row of logits."""
     max_length: int | None
     """Tokens a sequence may hold, None where the model has no limit of its own."""
+    scores_trees: bool = True
+    """Whether rows may name their ancestors."""
 
     @abstractmethod
     def open(self, reserve: int) -> int:

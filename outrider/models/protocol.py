@@ -113,7 +113,7 @@ class _Text:
 
 
 class ProtocolTarget(Target):
-    """A TargetModel behind `score / commit / discard`: chains only, one `verify` per sequence.
+    """A TargetModel behind `score / commit / discard`: one `verify` per sequence, or per path.
 
     Logits are the model's own log-probabilities in float64.
     """
@@ -146,7 +146,8 @@ class ProtocolTarget(Target):
 
     def score(self, rows: Rows) -> Tensor:
         """Stage the rows; the model reads those before the first wanted one as prefix."""
-        assert rows.ancestors_R is None, "the two-method protocol scores chains"
+        if rows.ancestors_R is not None:
+            return self._score_trees(rows, rows.ancestors_R.tolist())
         tokens = rows.tokens_R.tolist()
         wanted = range(len(tokens)) if rows.logits_rows is None else rows.logits_rows.tolist()
         out: list[Tensor] = []
@@ -163,6 +164,33 @@ class ProtocolTarget(Target):
         for text, new in staged:
             text.staged += new
         return torch.stack(out) if out else torch.empty(0, self.vocab_size, dtype=torch.float64)
+
+    def _score_trees(self, rows: Rows, ancestors: list[int]) -> Tensor:
+        """One `verify` per leaf: the rows on the way to it that no leaf before it has had."""
+        tokens = rows.tokens_R.tolist()
+        laws: dict[int, Tensor] = {}
+        grown: list[tuple[_Text, list[int]]] = []
+        start = 0
+        for seq, count in zip(rows.seqs, rows.counts, strict=True):
+            text, before = self._texts[seq], len(self._texts[seq].staged)
+            staged = text.staged + tokens[start : start + count]
+            masks = ancestors[start : start + count]
+            inner = {i for j, mask in enumerate(masks) for i in _bits(mask) if i != before + j}
+            for j, mask in enumerate(masks):
+                if before + j in inner:
+                    continue
+                path = _bits(mask)
+                own = [staged[i] for i in path]
+                old = sum(i < before for i in path) + 1
+                found = self._verify(text.committed + own[:old], own[old:])
+                for i, law in zip(path[old - 1 :], found, strict=True):
+                    laws.setdefault(start + i - before, law)
+            grown.append((text, staged))
+            start += count
+        for text, staged in grown:
+            text.staged = staged
+        wanted = range(len(tokens)) if rows.logits_rows is None else rows.logits_rows.tolist()
+        return torch.stack([laws[row] for row in wanted])
 
     def _verify(self, prefix: list[int], draft: list[int]) -> list[Tensor]:
         try:
@@ -182,10 +210,10 @@ class ProtocolTarget(Target):
         return [as_row(row, self.vocab_size) for row in scores]
 
     def commit(self, seq: int, path: int | Sequence[int]) -> None:
-        """Keep the first `path` staged tokens."""
-        assert isinstance(path, int), "the two-method protocol commits chains"
+        """Keep the first `path` staged tokens, or those it names."""
         text = self._texts[seq]
-        text.committed += text.staged[:path]
+        kept = range(path) if isinstance(path, int) else path
+        text.committed += [text.staged[i] for i in kept]
         text.staged = []
 
     def discard(self, seq: int) -> None:
@@ -195,3 +223,8 @@ class ProtocolTarget(Target):
     def close(self, seq: int) -> None:
         """Forget the sequence."""
         del self._texts[seq]
+
+
+def _bits(mask: int) -> list[int]:
+    """The bits set in a bitmask, ascending."""
+    return [i for i in range(64) if mask >> i & 1]

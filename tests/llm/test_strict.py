@@ -12,6 +12,7 @@ from outrider.drafters import Drafter, ModelDrafter, NgramDrafter, NoDrafter
 from outrider.models.bundled import bundled_path, eval_prompts
 from outrider.models.hf import HuggingFaceTarget
 from outrider.models.text import TextTokenizer
+from outrider.tree import TreeBudget
 
 NUM_PROMPTS, LENGTH = 5, 12
 
@@ -49,6 +50,18 @@ def test_logits_are_equal_bit_for_bit(pair, prompts, sampling) -> None:
             run = record(target, drafter, prompts, sampling, depth=4, batch=batch)
             result = compare(run, plain)
             assert result.equal and result.rows == NUM_PROMPTS * LENGTH, result
+
+
+@pytest.mark.parametrize("seed", [None, 17], ids=["greedy", "coupled"])
+def test_trees_leave_the_bits_as_they_are(pair, prompts, seed) -> None:
+    target, draft = pair
+    sampling = SamplingParams(max_tokens=LENGTH, temperature=float(seed is not None), seed=seed)
+    plain = record(target, NoDrafter(), prompts, sampling, depth=4, batch=1)
+    for batch in (1, 5):
+        drafter, trees = ModelDrafter(draft), TreeBudget(3, 10)
+        run = record(target, drafter, prompts, sampling, depth=4, batch=batch, trees=trees)
+        result = compare(run, plain)
+        assert result.equal and result.rows == NUM_PROMPTS * LENGTH, result
 
 
 def test_without_strict_the_bits_differ(prompts) -> None:

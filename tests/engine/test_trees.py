@@ -1,0 +1,170 @@
+"""Trees through the engine: the same tokens where they are promised, the same law everywhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+from outrider import SamplingParams, SpeculativeDecoder, SpeculativeDecoderConfig
+from outrider.decoding import RULES, Kind
+from outrider.decoding.best import grow_best
+from outrider.decoding.children import TailThenTop
+from outrider.decoding.draft import RoundNoise
+from outrider.decoding.draw import Draws
+from outrider.decoding.laws import Law
+from outrider.drafters import Drafter, ModelDrafter
+from outrider.engine import Emitter, Engine, Requests
+from outrider.errors import InvalidConfig, UnsupportedModel
+from outrider.models.protocol import ProtocolTarget
+from outrider.tree import TreeBudget
+from outrider.types import Request
+from tests.engine.test_law import LENGTH, PREFIX, TARGET, chi_square
+from tests.engine.toys import blurred, markov
+
+WIDE = markov(9, 2, seed=1)
+PREFIXES = [[1], [2, 3, 4], [0, 0, 1, 2, 1], [6, 5], [3]]
+TREE_RULES = [name for name, rule in RULES.items() if rule.trees and name != "greedy"]
+
+
+def drafts(model, **config) -> SpeculativeDecoder:
+    """A decoder that drafts trees with a model of its own cache."""
+    made = SpeculativeDecoderConfig(**{"k": 3, "width": 3, **config})
+    return SpeculativeDecoder(ProtocolTarget(model), WIDE, made)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.9])
+@pytest.mark.parametrize(("width", "nodes"), [(2, None), (3, 5), (4, 16)])
+def test_greedy_and_seeded_texts_are_those_of_plain_decoding(share, width, nodes) -> None:
+    draft = blurred(WIDE, 2, share)
+    greedy = SamplingParams(temperature=0.0)
+    plain = SpeculativeDecoder(None, WIDE, SpeculativeDecoderConfig(sampling=greedy))
+    speculative = drafts(draft, width=width, nodes=nodes, sampling=greedy)
+    assert speculative.generate_batch(PREFIXES, 23) == plain.generate_batch(PREFIXES, 23)
+    warm = SamplingParams(temperature=0.8, top_k=6)
+    plain = SpeculativeDecoder(None, WIDE, SpeculativeDecoderConfig(sampling=warm))
+    speculative = drafts(draft, width=width, nodes=nodes, sampling=warm)
+    due = plain.generate_batch(PREFIXES, 40, seed=11)
+    assert speculative.generate_batch(PREFIXES, 40, seed=11) == due
+    assert [speculative.generate(p, 40, seed=11) for p in PREFIXES] == due
+    metrics = speculative.metrics
+    assert metrics.drafted > metrics.rounds * 2 and 0 < metrics.acceptance_rate < 1
+    assert len(metrics.acceptance_per_pos) <= 3
+
+
+def test_a_tree_keeps_more_than_a_chain() -> None:
+    draft = blurred(WIDE, 2, 0.5)
+    kept = {}
+    for width in (1, 3):
+        decoder = drafts(draft, width=width)
+        decoder.generate_batch([[1, 2]] * 4, 200, seed=3)
+        kept[width] = decoder.metrics.mean_acceptance_length
+    assert kept[3] > kept[1] + 0.15
+
+
+class Liar(ModelDrafter):
+    """Draws from one law and says it was another: the negative control."""
+
+    def propose(self, texts, depths, draws):
+        draft = super().propose(texts, depths, draws)
+        if draft.law is None:
+            return draft
+        flat = torch.full_like(draft.law.probs, 1 / draft.law.probs.shape[1])
+        return replace(draft, law=Law.dense(flat))
+
+
+def samples(drafter: Drafter, rule: str, count: int, trees: TreeBudget) -> Counter[tuple[int, ...]]:
+    engine = Engine(ProtocolTarget(TARGET), drafter, Emitter(None), max_texts=500, trees=trees)
+    requests = Requests(engine, depth=3, end_tokens=frozenset())
+    done = requests.complete(
+        [
+            Request(PREFIX, SamplingParams(seed=s, max_tokens=LENGTH), rule=rule)
+            for s in range(count)
+        ]
+    )
+    assert engine.metrics.drafted > count
+    return Counter(completion.token_ids for completion in done)
+
+
+@pytest.mark.parametrize("rule", TREE_RULES)
+def test_first_five_tokens_follow_the_target(rule: str) -> None:
+    drafter = ModelDrafter(ProtocolTarget(blurred(TARGET, 5, 0.6)))
+    assert chi_square(samples(drafter, rule, 1000, TreeBudget(2, 5)), TARGET) < 4.5
+
+
+@pytest.mark.parametrize("rule", ["recursive", "hybrid-traversal", "kseq", "gbv"])
+def test_a_drafter_that_lies_about_its_law_is_found(rule: str) -> None:
+    drafter = Liar(ProtocolTarget(blurred(TARGET, 5, 0.6)))
+    try:
+        distance = chi_square(samples(drafter, rule, 1000, TreeBudget(2, 5)), TARGET)
+    except AssertionError:
+        return
+    assert distance > 8
+
+
+@pytest.mark.parametrize("nodes", range(2, 12))
+def test_a_tail_child_never_stands_without_its_certain_siblings(nodes: int) -> None:
+    """Its law is that of the row without them: one that was pruned would make it a lie."""
+    chance = torch.Generator().manual_seed(nodes)
+    laws = torch.rand(40, 6, generator=chance, dtype=torch.float64) ** 4
+    laws = laws / laws.sum(1, keepdim=True)
+
+    def expand(tree, rows_BL):
+        texts = torch.arange(len(rows_BL))[:, None]
+        return Law.dense(laws[(texts * 7 + rows_BL).flatten() % len(laws)])
+
+    seeds = torch.arange(30)
+    noise = RoundNoise(seeds, torch.zeros_like(seeds), torch.zeros_like(seeds))
+    draws = Draws(RULES["hybrid"], noise, TailThenTop())
+    depths = torch.tensor([3] * 20 + [1] * 10)
+    draft = grow_best(draws, TreeBudget(3, nodes), depths, expand)
+    assert draft.kinds_BN is not None
+    tree, children = draft.tree, draft.tree.children()
+    assert (tree.counts_B <= nodes).all() and (tree.counts_B[20:] <= 3).all()
+    assert (tree.depths()[20:] <= 1).all()
+    for b in range(30):
+        for row in range(int(tree.counts_B[b]) + 1):
+            kids = [k for k in children[b, row].tolist() if k]
+            kinds = [int(draft.kinds_BN[b, k - 1]) for k in kids]
+            assert Kind.TAIL not in kinds or len(kids) == 3
+
+
+class Careless(TailThenTop):
+    """Judges the tail child by its mass alone, so that siblings are pruned beside it."""
+
+    def _worth(self, probs_RM, tops_RK):
+        own_RK = probs_RM.gather(1, tops_RK).double()
+        return torch.cat((1 - own_RK.sum(1, keepdim=True), own_RK * 1e-3), 1)
+
+
+def test_pruning_the_siblings_of_a_tail_child_is_found(monkeypatch) -> None:
+    monkeypatch.setattr(RULES["hybrid"], "drawing", Careless())
+    drafter = ModelDrafter(ProtocolTarget(blurred(TARGET, 5, 0.6)))
+    assert chi_square(samples(drafter, "hybrid", 1500, TreeBudget(2, 3)), TARGET) > 8
+
+
+def test_trees_are_refused_where_they_cannot_be() -> None:
+    with pytest.raises(InvalidConfig, match="width=1"):
+        drafts(WIDE, rule="block").generate([1], 4)
+    with pytest.raises(InvalidConfig, match="nodes=4"):
+        SpeculativeDecoderConfig(nodes=4)
+    with pytest.raises(InvalidConfig, match="nodes"):
+        SpeculativeDecoderConfig(width=2, nodes=64)
+    target = ProtocolTarget(WIDE)
+    target.scores_trees = False
+    with pytest.raises(UnsupportedModel, match="chains"):
+        SpeculativeDecoder(None, target, SpeculativeDecoderConfig(width=2))
+
+
+def test_lossy_rules_are_asked_for_and_marked() -> None:
+    with pytest.raises(InvalidConfig, match="lossless=False"):
+        SpeculativeDecoderConfig(rule="mixture")
+    config = SpeculativeDecoderConfig(rule="mixture", lossless=False, width=2)
+    decoder = SpeculativeDecoder(ProtocolTarget(blurred(WIDE, 2, 0.5)), WIDE, config)
+    request = Request((1, 2), SamplingParams(max_tokens=8), rule="mixture")
+    (done,) = decoder._requests.complete([request])
+    assert (done.rule, done.lossless) == ("mixture", False)
+    (done,) = decoder._requests.complete([replace(request, rule="recursive")])
+    assert (done.rule, done.lossless) == ("recursive", True)
