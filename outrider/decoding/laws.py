@@ -13,6 +13,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64
 
+# Largest scores between e**-40 and e**40 leave float32 room for all that matters beside them.
+_MODERATE = 40.0
 # Candidates looked at first when a nucleus has to be found in a wide row.
 _NUCLEUS_GUESS = 256
 
@@ -122,26 +124,41 @@ class Law:
 def softmax(scores_RV: Float[Tensor, "R V"]) -> Float[Tensor, "R V"]:
     """Softmax of float32 or float64 rows, which sum to one within rounding however wide they are.
 
-    On a processor torch adds wide float32 rows up without care: at V = 150,000 its rows sum to
-    one within 1e-5 only. Its sum of what came out is exact enough to set that right.
+    On a processor torch's own adds wide float32 rows up without care: at V = 150,000 its rows sum
+    to one within 1e-5 only.
     """
-    probs_RV = torch.softmax(scores_RV, -1)
-    sums_R1 = _sums(probs_RV)
-    return probs_RV if sums_R1 is None else probs_RV.div_(sums_R1)
+    if not _by_hand(scores_RV):
+        return torch.softmax(scores_RV, -1)
+    weights_RV, sums_R1 = weighed(scores_RV)
+    return weights_RV.div_(sums_R1)
 
 
 def softmax_of(
     scores_RV: Float[Tensor, "R V"], tokens_R: Int64[Tensor, " R"]
 ) -> Float[Tensor, " R"]:
     """The entry of `softmax` at one token of each row."""
-    probs_RV = torch.softmax(scores_RV, -1)
-    picked_R1, sums_R1 = probs_RV.gather(1, tokens_R[:, None]), _sums(probs_RV)
-    return (picked_R1 if sums_R1 is None else picked_R1 / sums_R1).squeeze(1)
+    if not _by_hand(scores_RV):
+        return torch.softmax(scores_RV, -1).gather(1, tokens_R[:, None]).squeeze(1)
+    weights_RV, sums_R1 = weighed(scores_RV)
+    return (weights_RV.gather(1, tokens_R[:, None]) / sums_R1).squeeze(1)
 
 
-def _sums(probs_RV: Tensor) -> Tensor | None:
-    careless = probs_RV.dtype == torch.float32 and probs_RV.device.type == "cpu"
-    return probs_RV.sum(-1, keepdim=True) if careless else None
+def weighed(scores_RV: Float[Tensor, "R V"]) -> tuple[Tensor, Tensor]:
+    """Float32 rows on a processor as new positive weights `[R, V]`, and their sums `[R, 1]`.
+
+    Weights over sum are the `softmax`, to the bit. Rows whose largest score is moderate keep their
+    scale, which saves a pass over them; what a row becomes depends on no other row.
+    """
+    top_R1 = scores_RV.amax(-1, keepdim=True)
+    extreme_R1 = top_R1.abs() > _MODERATE
+    if extreme_R1.any():
+        scores_RV = scores_RV - torch.where(extreme_R1, top_R1, 0.0)
+    weights_RV = torch.exp(scores_RV)
+    return weights_RV, weights_RV.sum(-1, keepdim=True)
+
+
+def _by_hand(scores_RV: Tensor) -> bool:
+    return scores_RV.dtype == torch.float32 and scores_RV.device.type == "cpu"
 
 
 def check_logits(logits_RV: Float[Tensor, "R V"]) -> Bool[Tensor, " R"]:
@@ -186,7 +203,7 @@ def processed_probs(
     scores_RV = _on_rows(_top_k, scores_RV, (top_k_R > 0) & (top_k_R < scores_RV.shape[1]), top_k_R)
     scores_RV = _on_rows(_top_p, scores_RV, top_p_R < 1, top_p_R)
     scores_RV = _on_rows(_min_p, scores_RV, min_p_R > 0, min_p_R)
-    return torch.softmax(scores_RV, -1)
+    return softmax(scores_RV)
 
 
 def _per_row(control: Tensor | float, rows: Tensor) -> Tensor:

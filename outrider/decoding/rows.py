@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from outrider.decoding import host, laws
-from outrider.decoding.laws import Law, softmax, softmax_of
+from outrider.decoding.laws import Law, softmax, softmax_of, weighed
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int64
@@ -48,6 +48,13 @@ class TargetRows(ABC):
         self, at_n: Int64[Tensor, " n"], tokens_n: Int64[Tensor, " n"]
     ) -> Float[Tensor, " n"]:
         """The float64 probability of one token in each of some flat rows."""
+
+    def weighed(self, at_n: Int64[Tensor, " n"]) -> tuple[Tensor, Tensor | None]:
+        """The rows times numbers `[n, 1]`, and these; None where they are 1.
+
+        Their quotient is `probs`, to the bit, which costs a pass more.
+        """
+        return self.probs(at_n), None
 
     @abstractmethod
     def argmax(self, at_n: Int64[Tensor, " n"]) -> Int64[Tensor, " n"]:
@@ -142,6 +149,12 @@ class TargetLogits(_Table):
             probs_nV[span] = softmax(self._scaled(at_n[span]))
         return probs_nV
 
+    def weighed(self, at_n: Tensor) -> tuple[Tensor, Tensor | None]:
+        """On a processor the exponentials of the scores, not divided by their sums."""
+        if not self.on_host or self._rows_RV.dtype == torch.float64:
+            return self.probs(at_n), None
+        return weighed(self._scaled(at_n))
+
     def prob_of(self, at_n: Tensor, tokens_n: Tensor) -> Tensor:
         """One entry of the softmax of each row; on a CPU the very number `probs` has there."""
         if self._fused():
@@ -185,8 +198,13 @@ class TargetLogits(_Table):
         return rows_nV if heat_n is None else rows_nV / heat_n[:, None].to(rows_nV.dtype)
 
     def _select(self, at_n: Tensor) -> Tensor:
-        if self.on_host and len(at_n) == 1:
-            # A row by itself is looked at where it is: a copy would cost a fifth of its softmax.
-            row = int(at_n)
-            return self._rows_RV[row : row + 1]
+        if self.on_host and len(at_n) > 0:
+            # Rows at equal distances are looked at where they are: a copy costs half an exp.
+            places = at_n.tolist()
+            first, last = places[0], places[-1]
+            step = (last - first) // max(1, len(places) - 1)
+            if (step > 0 or len(places) == 1) and places == list(
+                range(first, last + 1, max(1, step))
+            ):
+                return self._rows_RV[first : last + 1 : max(1, step)]
         return self._rows_RV.index_select(0, at_n)

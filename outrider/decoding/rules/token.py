@@ -52,14 +52,17 @@ def _walk(draft: Draft, target: TargetRows, tests_BK: Tensor) -> Sifted:
         going: list[Tensor] = []
         for part in target.parts(len(texts_n)):
             texts_m = texts_n[part]
-            rows_mV = target.probs(first_B[texts_m] + i)
-            p_m = rows_mV.gather(1, tokens_BT[texts_m, i, None]).squeeze(1).double()
-            passed_m = bars_BT[texts_m, i] < p_m
+            rows_mV, sums_m1 = target.weighed(first_B[texts_m] + i)
+            p_m1 = rows_mV.gather(1, tokens_BT[texts_m, i, None])
+            p_m1 = p_m1 if sums_m1 is None else p_m1 / sums_m1
+            passed_m = bars_BT[texts_m, i] < p_m1.squeeze(1).double()
             going.append(texts_m[passed_m])
             if len(going[-1]) < len(texts_m):
                 if len(going[-1]) > 0:
                     stopped = (~passed_m).nonzero().squeeze(1)
                     texts_m, rows_mV = texts_m[stopped], rows_mV.index_select(0, stopped)
+                    sums_m1 = None if sums_m1 is None else sums_m1[stopped]
+                rows_mV = rows_mV if sums_m1 is None else rows_mV.div_(sums_m1)
                 kept_m = torch.full_like(texts_m, i)
                 left_mV = left_of(draft, texts_m, kept_m, rows_mV, None)
                 if weights_BV is None:
