@@ -10,7 +10,9 @@ Nothing is timed.
 
 import argparse
 import json
+import shlex
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -21,6 +23,7 @@ from rich.progress import track
 from torch import Tensor
 
 from outrider import noise
+from outrider.bench.machine import Machine
 from outrider.certify.enumerate import Scheme, Speculation, TreeScheme, first_kept, tree_law
 from outrider.certify.growth import STYLES, Grow, paths, raced, static
 from outrider.certify.linear import optimum
@@ -320,6 +323,8 @@ def main() -> None:
     print(sampled_lines(sampled))
     if options.json:
         record = {
+            "command": shlex.join(["python", "benchmarks/trees.py", *sys.argv[1:]]),
+            "machine": asdict(Machine.here()),
             "prompts": options.prompts,
             "seeds": options.seeds,
             "torch": torch.__version__,

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from outrider.decoding import host
+
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64
 
@@ -151,7 +153,7 @@ def weighed(scores_RV: Float[Tensor, "R V"]) -> tuple[Tensor, Tensor]:
     """
     top_R1 = scores_RV.amax(-1, keepdim=True)
     extreme_R1 = top_R1.abs() > _MODERATE
-    if extreme_R1.any():
+    if not host.reads_free(scores_RV.device) or extreme_R1.any():
         scores_RV = scores_RV - torch.where(extreme_R1, top_R1, 0.0)
     weights_RV = torch.exp(scores_RV)
     return weights_RV, weights_RV.sum(-1, keepdim=True)
