@@ -16,7 +16,7 @@ from outrider.decoding.draft import RoundNoise
 from outrider.decoding.draw import Draws
 from outrider.decoding.laws import Law
 from outrider.drafters import Drafter, ModelDrafter
-from outrider.engine import Emitter, Engine, Requests
+from outrider.engine import Emitter, Engine, Requests, group
 from outrider.errors import InvalidConfig, UnsupportedModel
 from outrider.models.protocol import ProtocolTarget
 from outrider.tree import TreeBudget
@@ -52,6 +52,32 @@ def test_greedy_and_seeded_texts_are_those_of_plain_decoding(share, width, nodes
     metrics = speculative.metrics
     assert metrics.drafted > metrics.rounds * 2 and 0 < metrics.acceptance_rate < 1
     assert len(metrics.acceptance_per_pos) <= 3
+
+
+@pytest.mark.parametrize("rule", ["coupled", "recursive", "token", "gbv"])
+def test_rows_made_on_demand_are_those_made_at_once(rule: str, monkeypatch) -> None:
+    """Whether a row becomes a law before or while the rule reads it changes no token."""
+    width = 1 if rule == "token" else 2
+    sampling = SamplingParams(temperature=0.9, top_k=7, min_tokens=3)
+    made = []
+    for at_once in (1 << 19, 0):
+        monkeypatch.setattr(group, "_AT_ONCE", at_once)
+        asked = []
+        monkeypatch.setattr(
+            group.OnDemand, "probs", _counting(group.OnDemand.probs, asked), raising=True
+        )
+        decoder = drafts(blurred(WIDE, 2, 0.5), width=width, rule=rule, sampling=sampling)
+        made.append(decoder.generate_batch(PREFIXES, 20, seed=5))
+        assert bool(asked) == (at_once == 0)
+    assert made[0] == made[1]
+
+
+def _counting(probs, asked: list[int]):
+    def counted(self, at_n):
+        asked.append(len(at_n))
+        return probs(self, at_n)
+
+    return counted
 
 
 def test_a_tree_keeps_more_than_a_chain() -> None:
