@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -89,6 +90,12 @@ class Target(ABC):
     @abstractmethod
     def discard(self, seq: int) -> None:
         """Forget every staged row of the sequence."""
+
+    def read(self, seq: int, tokens: Sequence[int]) -> None:
+        """Make `tokens` part of the sequence, its logits not being asked for: part of a prompt."""
+        none = torch.empty(0, dtype=torch.int64)
+        self.score(Rows((seq,), (len(tokens),), torch.tensor(tokens), None, none))
+        self.commit(seq, len(tokens))
 
     @abstractmethod
     def close(self, seq: int) -> None:
