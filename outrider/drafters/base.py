@@ -134,3 +134,9 @@ class Drafter(ABC):
 
     def close(self, text: Sequence) -> None:
         """The text is over: give back what was kept for it."""
+
+    def target_changed(self) -> None:
+        """The target has new weights: make anew what was made from the old ones.
+
+        No text holds anything of the drafter at this time. A model of its own is left as it is.
+        """

@@ -113,7 +113,8 @@ class ModelDrafter(Drafter):
     def _pending(self, text: Sequence) -> list[int]:
         handle = self._handles.get(text.key)
         if handle is None:
-            handle = self._handles[text.key] = self.model.open(text.expected)
+            tokens = self._known(text.tokens)
+            handle = self._handles[text.key] = self.model.open_for(tokens, text.expected)
         return text.tokens[self.model.length(handle) :]
 
     def _read_ahead(self, handles: list[int], pending: list[list[int]]) -> None:

@@ -73,7 +73,7 @@ class Engine:
         self._groups: dict[tuple[bool, str], Group] = {}
 
     def step(self) -> None:
-        """One round of every active text whose prompt is read; one chunk more of one that is not."""
+        """One round of every active text; one with a long prompt reads a chunk of it instead."""
         with self._lock, torch.inference_mode():
             for group in self._admit():
                 if any(text.handle is None for text in group.texts):
@@ -278,6 +278,18 @@ class Engine:
         """Whether all are finished, with their last deltas in their outboxes: never mid-step."""
         with self._lock:
             return all(text.finished for text in texts)
+
+    @contextmanager
+    def without_caches(self) -> Iterator[None]:
+        """A time between rounds at which no text has a cache; each builds its own anew afterwards.
+
+        It is for changing the target's weights, which the drafter is told of.
+        """
+        with self._lock:
+            for text in self._scheduler.withdraw():
+                self.drafter.close(text)
+            yield
+            self.drafter.target_changed()
 
     def cancel(self, text: Sequence) -> None:
         """Takes a text out, finished or not; safe to call twice."""
