@@ -142,7 +142,7 @@ class Engine:
         """Reads one chunk of a long text. It is settled, so the caches keep it at once."""
         assert text.handle is not None
         piece = text.tokens[self.target.length(text.handle) : -1][: self._chunk]
-        group = Group([text], self._drafter(text), RULES[text.rule])
+        group = Group([text], self._drafter(text), rule_named(text.rule, lossless=False))
         try:
             with self._all_or_nothing(group):
                 if piece:

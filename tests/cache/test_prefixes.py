@@ -176,12 +176,11 @@ def test_shared_blocks_count_once_against_the_bound() -> None:
     shared = CacheManager(max_bytes=8 * BLOCK_BYTES)
     for cache, fit in ((alone, 0), (shared, 4)):
         opened(cache, tokens)
+        for number in range(fit):
+            opened(cache, [*tokens, number], reserve=1)
         with pytest.raises(OutOfMemory, match="max_bytes"):
-            for number in range(9):
-                seq = cache.open(1, [*tokens, number])
-                write(cache, seq, [*tokens, number][cache.length(seq) :])
+            opened(cache, [*tokens, fit], reserve=1)
         assert cache.cache_bytes <= 8 * BLOCK_BYTES
-        assert number == fit
 
 
 def test_an_empty_cache_keeps_what_was_used_last() -> None:

@@ -40,7 +40,9 @@ def test_an_updated_model_is_the_fresh_one(family: str, dtype) -> None:
     old = text(target)
     # In another dtype than the model's, as a trainer has them.
     target.update_weights(new_weights(family=family))
-    assert text(target) == text(fresh) != old
+    assert text(target) == text(fresh)
+    # A random model whose output layer is its embedding repeats itself.
+    assert family == "gemma2" or text(target) != old
     ours, theirs = target.model.state_dict(), fresh.model.state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
