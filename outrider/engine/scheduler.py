@@ -19,12 +19,14 @@ class Scheduler:
 
     def __init__(self, target: Target, max_texts: int) -> None:
         self.target = target
-        self.limit = max_texts
+        self.limit = self._most = max_texts
         self.waiting: deque[Sequence] = deque()
         self.active: list[Sequence] = []
 
     def submit(self, texts: Iterable[Sequence]) -> None:
-        """Queues new texts."""
+        """Queues new texts; where none was left, memory is as it was at first."""
+        if not self.active and not self.waiting:
+            self.limit = self._most
         self.waiting.extend(texts)
 
     def admit(self) -> list[Sequence]:

@@ -168,3 +168,13 @@ def test_what_breaks_while_reading_hurts_nobody_else(drafts: bool, error: Except
         assert made[1] == plain.generate(LONG, 9, seed=4) and errors[1] is None
     else:
         assert errors[1] is error
+
+
+def test_after_an_idle_moment_as_many_are_served_as_before() -> None:
+    target = Fails(TARGET, OutOfMemory("no block left"), 1)
+    requests = served(target, NoDrafter())
+    prompts = [Request(prompt, SamplingParams(max_tokens=4, seed=4)) for prompt in ((1,), LONG)]
+    requests.complete(prompts)
+    assert requests.engine._scheduler.limit == 1
+    requests.complete(prompts)
+    assert requests.engine._scheduler.limit == 64

@@ -23,7 +23,7 @@ def moved(llm: LLM) -> dict[str, torch.Tensor]:
     noise = torch.Generator().manual_seed(0)
     weights = llm._target.model.state_dict()
     return {
-        name: weight + 0.02 * weight.std() * torch.randn(weight.shape, generator=noise)
+        name: weight + 0.5 * weight.std() * torch.randn(weight.shape, generator=noise)
         for name, weight in weights.items()
         if weight.dim() == 2 and "layers" in name
     }
