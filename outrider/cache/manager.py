@@ -310,7 +310,7 @@ class CacheManager:
 
     def _evict(self) -> bool:
         """Free the block that has been idle for longest; False where there is none."""
-        block = next(iter(self._prefixes.idle()), None)
+        block = self._prefixes.oldest()
         if block is None:
             return False
         self._prefixes.forget(block)
@@ -338,12 +338,13 @@ class CacheManager:
 
     def _shrink(self) -> None:
         """Keep the idle blocks used last, in pools as small as an empty cache may have."""
-        kept = sorted(self._prefixes.idle()[-KEPT_BLOCKS:])
+        idle = self._prefixes.idle()
+        kept = sorted(idle[-KEPT_BLOCKS:])
         if not kept:
             self._drop_pools()
             return
-        while self._prefixes.num_idle > len(kept):
-            self._prefixes.forget(self._prefixes.idle()[0])
+        for block in idle[:-KEPT_BLOCKS]:
+            self._prefixes.forget(block)
         for layer, pool in self._pools.items():
             self._pools[layer] = LayerPool(_picked(pool.keys, kept), _picked(pool.values, kept))
         self._prefixes.move({block: place for place, block in enumerate(kept)})

@@ -71,6 +71,10 @@ class PrefixIndex:
         """No sequence uses the block any more."""
         self._idle[block] = None
 
+    def oldest(self) -> int | None:
+        """The block idle for longest; None where none is."""
+        return next(iter(self._idle), None)
+
     def idle(self) -> list[int]:
         """The idle blocks, the longest idle first."""
         return list(self._idle)

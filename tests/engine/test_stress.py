@@ -91,7 +91,7 @@ def test_each_of_two_hundred_gets_what_it_gets_alone(requests_alone, drafter: st
         active = engine._scheduler.active
         most_active = max(most_active, len(active))
         assert len(active) <= SLOTS
-    got = [end(Completion.of(text.outbox, text.stats, text.seed)) for text in texts]
+    got = [end(Completion.of(text.outbox, text.stats, text.seed, text.rule)) for text in texts]
     assert got == wanted
     assert most_active > SLOTS // 2
     assert {text.stop_reason is None for text in texts} == {True, False}
