@@ -177,7 +177,8 @@ class _Bench:
 
     def _wrap(self, model: nn.Module) -> HuggingFaceTarget:
         plain: Any = self._plain(model)
-        return HuggingFaceTarget(plain)
+        # Every run reads its prompt: the tokens/s count that in.
+        return HuggingFaceTarget(plain, share_prefixes=False)
 
     def _plain(self, model: nn.Module) -> nn.Module:
         return model.to(self.dtype)

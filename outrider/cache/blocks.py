@@ -12,38 +12,51 @@ BLOCK_SLOTS = 64
 
 
 class BlockAllocator:
-    """Hands out blocks `0..num_blocks-1`; the owner of a block is the handle of a sequence."""
+    """Hands out blocks `0..num_blocks-1` and counts who uses each; one that nobody uses is free."""
 
     def __init__(self, num_blocks: int = 0) -> None:
-        self._owner: list[int | None] = [None] * num_blocks
+        self._users = [0] * num_blocks
         self._promised: list[int | None] = [None] * num_blocks
 
     @property
     def num_blocks(self) -> int:
         """Blocks that exist, free or not."""
-        return len(self._owner)
+        return len(self._users)
 
     @property
     def num_free(self) -> int:
-        """Blocks without an owner; a promised block is free."""
-        return self._owner.count(None)
+        """Blocks nobody uses; a promised block is free."""
+        return self._users.count(0)
+
+    def users(self, block: int) -> int:
+        """How many use the block."""
+        return self._users[block]
 
     def grow(self, num_blocks: int) -> None:
         """Add free blocks at the end until there are `num_blocks`."""
         more = num_blocks - self.num_blocks
-        self._owner += [None] * more
+        self._users += [0] * more
         self._promised += [None] * more
 
     def promise(self, seq: int, num_blocks: int) -> bool:
         """Keep a run of free, unpromised blocks for the sequence; False where there is none."""
         run = 0
-        for block, (owner, promised) in enumerate(zip(self._owner, self._promised, strict=True)):
-            run = run + 1 if owner is None and promised is None else 0
+        for block in range(self.num_blocks):
+            run = run + 1 if self._is_unclaimed(block) else 0
             if run == num_blocks:
                 first = block + 1 - num_blocks
                 self._promised[first : block + 1] = [seq] * num_blocks
                 return True
         return False
+
+    def promise_behind(self, seq: int, block: int, num_blocks: int) -> bool:
+        """Keep the blocks behind `block` for the sequence; False where they are not to be had."""
+        last = block + num_blocks
+        run = range(block + 1, last + 1)
+        if last >= self.num_blocks or not all(map(self._is_unclaimed, run)):
+            return False
+        self._promised[block + 1 : last + 1] = [seq] * num_blocks
+        return True
 
     def take(self, seq: int, after: int | None) -> int:
         """Give the sequence one more block: the one behind `after`, else the best free one.
@@ -57,19 +70,30 @@ class BlockAllocator:
                 f"all {self.num_blocks} cache blocks of {BLOCK_SLOTS} tokens are in use; "
                 "close sequences, admit fewer at a time, or raise max_bytes"
             )
-        self._owner[block] = seq
+        self._users[block] = 1
         self._promised[block] = None
         return block
 
+    def hold(self, block: int) -> None:
+        """Count one more user of a block in use."""
+        self._users[block] += 1
+
+    def drop(self, block: int) -> None:
+        """Count one user less."""
+        self._users[block] -= 1
+
     def release(self, seq: int, blocks: list[int]) -> None:
-        """Free the sequence's blocks and forget its promise."""
+        """Count the sequence out of its blocks' users and forget its promise."""
         for block in blocks:
-            self._owner[block] = None
+            self.drop(block)
         self._promised = [None if promised == seq else promised for promised in self._promised]
+
+    def _is_unclaimed(self, block: int) -> bool:
+        return not self._users[block] and self._promised[block] is None
 
     def _choose(self, seq: int, after: int | None) -> int | None:
         behind = None if after is None else after + 1
-        free = [block for block, owner in enumerate(self._owner) if owner is None]
+        free = [block for block, users in enumerate(self._users) if not users]
         if behind in free and self._promised[behind] in (None, seq):
             return behind
         for wanted in (seq, None):

@@ -2,7 +2,7 @@
 
 Staging is two steps, so that a failing forward leaves nothing behind: `reserve` finds slots,
 `stage` counts them in once the forward has written them. `commit` keeps a prefix or a path of the
-staged rows.
+staged rows. Sequences that begin with the same tokens share the full blocks of those.
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from outrider.cache.blocks import BLOCK_SLOTS, BlockAllocator
+from outrider.cache.prefixes import NO_BLOCK, PrefixIndex
 from outrider.config import check_whole
 from outrider.errors import InvalidConfig, OutOfMemory
 
 KEPT_BLOCKS = 64
-"""Blocks an empty cache keeps for the next text: made anew each time they would cost more."""
+"""Blocks an empty cache keeps, with the beginnings they hold, for the next text: made anew each
+time they would cost more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,14 @@ class _Sequence:
     length: int = 0
     num_staged: int = 0
     ancestors: Tensor | None = None
-    blocks: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list[int])
+    # Tokens of the staged rows and of the last, partly filled block; None: not all are known.
+    staged: list[int] | None = field(default_factory=list[int])
+    tail: list[int] | None = field(default_factory=list[int])
+    last_number: int = NO_BLOCK
+
+    def forget_staged(self) -> None:
+        self.num_staged, self.ancestors, self.staged = 0, None, []
 
 
 @dataclass(slots=True)
@@ -59,10 +68,16 @@ class CacheManager:
     `max_bytes` bounds what all pools may take, None is no bound. The pools' shapes are learnt from
     the first keys and values written, so families with layers of different shapes need no
     description. An empty cache gives large pools back.
+
+    With `share_prefixes` a new sequence takes the full blocks that hold the beginning of its tokens
+    by reference, also those of sequences closed since, as long as their blocks are not needed: idle
+    blocks go, the longest idle first, before pools of more than `KEPT_BLOCKS` blocks grow.
     """
 
-    def __init__(self, max_bytes: int | None = None) -> None:
+    def __init__(self, max_bytes: int | None = None, *, share_prefixes: bool = True) -> None:
         self._max_bytes = max_bytes
+        self._shares = share_prefixes
+        self._prefixes = PrefixIndex()
         self._allocator = BlockAllocator()
         self._sequences: dict[int, _Sequence] = {}
         self._pools: dict[int, LayerPool] = {}
@@ -76,8 +91,18 @@ class CacheManager:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks no sequence owns."""
+        """Blocks that nobody uses and that hold nothing."""
         return self._allocator.num_free
+
+    @property
+    def num_idle_blocks(self) -> int:
+        """Blocks no sequence uses, kept for one that begins with the same tokens."""
+        return self._prefixes.num_idle
+
+    @property
+    def max_bytes(self) -> int | None:
+        """What all pools may take; None is no bound."""
+        return self._max_bytes
 
     @property
     def cache_bytes(self) -> int:
@@ -104,19 +129,31 @@ class CacheManager:
         if not self._sequences:
             self._drop_pools()
 
-    def open(self, reserve: int) -> int:
-        """Return the handle of a new empty sequence that may grow to about `reserve` tokens."""
+    def open(self, reserve: int, prefix: Sequence[int] = ()) -> int:
+        """Return the handle of a new sequence that may grow to about `reserve` tokens.
+
+        It holds the full blocks that are known to hold the beginning of `prefix`; else it is empty.
+        """
         if reserve < 0:
             raise InvalidConfig(
                 f"reserve is {reserve} tokens; give the length the sequence may grow to, 0 or more"
             )
         seq = self._next_handle
         self._next_handle += 1
-        wanted = -(-max(reserve, 1) // BLOCK_SLOTS)
-        if not self._allocator.promise(seq, wanted) and self._may_hold(self.num_blocks + wanted):
-            self._grow(self.num_blocks + wanted)
-            self._allocator.promise(seq, wanted)
-        self._sequences[seq] = _Sequence()
+        blocks = self._prefixes.find(prefix)
+        sequence = _Sequence(len(blocks) * BLOCK_SLOTS, last_number=self._prefixes.number(blocks))
+        self._sequences[seq] = sequence
+        try:
+            for block in blocks:
+                self._allocator.hold(block)
+                sequence.blocks.append(block)
+                self._prefixes.use(block)
+            wanted = -(-max(reserve, 1) // BLOCK_SLOTS) - len(blocks)
+            if wanted > 0:
+                self._promise(seq, blocks, wanted)
+        except BaseException:
+            self.close(seq)
+            raise
         return seq
 
     def length(self, seq: int) -> int:
@@ -158,14 +195,26 @@ class CacheManager:
         """Return the bitmasks of the staged rows, int64 `[num_staged]`; None for a chain."""
         return self._sequence(seq).ancestors
 
-    def stage(self, seq: int, num_rows: int, ancestors: Tensor | None = None) -> None:
+    def stage(
+        self,
+        seq: int,
+        num_rows: int,
+        ancestors: Tensor | None = None,
+        tokens: Sequence[int] | None = None,
+    ) -> None:
         """Count in `num_rows` rows whose keys and values are now written.
 
-        `ancestors` are the bitmasks of all staged rows, these included; None for a chain.
+        `ancestors` are the bitmasks of all staged rows, these included; None for a chain. `tokens`
+        are those of the new rows; where they are not told, the sequence's further blocks are not
+        shared.
         """
         sequence = self._sequence(seq)
         sequence.num_staged += num_rows
         sequence.ancestors = ancestors
+        if tokens is None:
+            sequence.staged = None
+        elif sequence.staged is not None:
+            sequence.staged += tokens
 
     def commit(self, seq: int, path: int | Sequence[int]) -> None:
         """Keep the first `path` staged rows, or those it names, ascending; forget the others.
@@ -180,27 +229,40 @@ class CacheManager:
         if moved < len(nodes):
             self._move(seq, sequence, list(nodes[moved:]), moved)
         sequence.length += len(nodes)
-        sequence.num_staged, sequence.ancestors = 0, None
+        self._learn(sequence, nodes)
+        sequence.forget_staged()
 
     def discard(self, seq: int) -> None:
         """Forget every staged row."""
-        sequence = self._sequence(seq)
-        sequence.num_staged, sequence.ancestors = 0, None
+        self._sequence(seq).forget_staged()
 
     def close(self, seq: int) -> None:
-        """Free the sequence's blocks; its handle means nothing afterwards."""
+        """Let go of the sequence's blocks; its handle means nothing afterwards."""
         sequence = self._sequence(seq)
-        with torch.no_grad():
-            for pool in self._pools.values():
-                for block in sequence.blocks:
-                    slots = slice(block * BLOCK_SLOTS, (block + 1) * BLOCK_SLOTS)
-                    # A stale NaN would survive a zero weight (0 * NaN): hand on clean blocks.
-                    pool.keys[:, slots].zero_()
-                    pool.values[:, slots].zero_()
-        self._allocator.release(seq, sequence.blocks)
         del self._sequences[seq]
+        self._allocator.release(seq, sequence.blocks)
+        # From the end: what is behind goes before what it stands on.
+        for block in reversed(sequence.blocks):
+            if not self._allocator.users(block):
+                self._wipe(block)
+            elif self._allocator.users(block) == 1 and block in self._prefixes:
+                self._prefixes.rest(block)
         if not self._sequences and self.num_blocks > KEPT_BLOCKS:
-            self._drop_pools()
+            self._shrink()
+
+    def forget_prefixes(self) -> None:
+        """Share nothing of what is cached now: the model has changed.
+
+        Raises:
+            InvalidConfig: a sequence is open, and holds what the model was.
+        """
+        if self._sequences:
+            raise InvalidConfig(
+                f"{len(self._sequences)} sequences are open and hold keys and values of the old "
+                "weights; close them first"
+            )
+        while self._evict():
+            pass
 
     def _sequence(self, seq: int) -> _Sequence:
         sequence = self._sequences.get(seq)
@@ -221,21 +283,87 @@ class CacheManager:
                 pool.keys[:, goal] = pool.keys[:, source]
                 pool.values[:, goal] = pool.values[:, source]
 
+    def _learn(self, sequence: _Sequence, nodes: Sequence[int]) -> None:
+        """Know the blocks that the committed rows `nodes` have filled by their tokens."""
+        if not self._shares or sequence.tail is None or not nodes:
+            return
+        if sequence.staged is None:
+            sequence.tail = None
+            return
+        tail = sequence.tail
+        tail += [sequence.staged[node] for node in nodes]
+        while len(tail) >= BLOCK_SLOTS:
+            block = sequence.blocks[(sequence.length - len(tail)) // BLOCK_SLOTS]
+            full = tail[:BLOCK_SLOTS]
+            sequence.last_number = self._prefixes.add(sequence.last_number, full, block)
+            if block in self._prefixes:
+                self._allocator.hold(block)
+            del tail[:BLOCK_SLOTS]
+
+    def _wipe(self, block: int) -> None:
+        slots = slice(block * BLOCK_SLOTS, (block + 1) * BLOCK_SLOTS)
+        with torch.no_grad():
+            for pool in self._pools.values():
+                # A stale NaN would survive a zero weight (0 * NaN): hand on clean blocks.
+                pool.keys[:, slots].zero_()
+                pool.values[:, slots].zero_()
+
+    def _evict(self) -> bool:
+        """Free the block that has been idle for longest; False where there is none."""
+        block = self._prefixes.oldest()
+        if block is None:
+            return False
+        self._prefixes.forget(block)
+        self._allocator.drop(block)
+        self._wipe(block)
+        return True
+
+    def _promise(self, seq: int, blocks: list[int], wanted: int) -> None:
+        """Keep a run of blocks for the sequence, right behind its own if that is to be had."""
+        if blocks and self._allocator.promise_behind(seq, blocks[-1], wanted):
+            return
+        total = self.num_blocks + wanted
+        while not self._allocator.promise(seq, wanted):
+            if not (self._may_hold(total) and total <= KEPT_BLOCKS) and self._evict():
+                continue
+            if not self._may_hold(total):
+                return
+            self._grow(total)
+
     def _drop_pools(self) -> None:
         self._known_block_bytes = self.block_bytes
         self._pools = {}
         self._allocator = BlockAllocator()
+        self._prefixes = PrefixIndex()
+
+    def _shrink(self) -> None:
+        """Keep the idle blocks used last, in pools as small as an empty cache may have."""
+        idle = self._prefixes.idle()
+        kept = sorted(idle[-KEPT_BLOCKS:])
+        if not kept:
+            self._drop_pools()
+            return
+        for block in idle[:-KEPT_BLOCKS]:
+            self._prefixes.forget(block)
+        for layer, pool in self._pools.items():
+            self._pools[layer] = LayerPool(_picked(pool.keys, kept), _picked(pool.values, kept))
+        self._prefixes.move({block: place for place, block in enumerate(kept)})
+        self._allocator = BlockAllocator(KEPT_BLOCKS)
+        for place in range(len(kept)):
+            self._allocator.hold(place)
 
     def _may_hold(self, num_blocks: int) -> bool:
         return self._max_bytes is None or num_blocks * self.block_bytes <= self._max_bytes
 
     def _ensure_free_block(self) -> None:
-        if self._allocator.num_free:
+        if self._allocator.num_free or (self.num_blocks >= KEPT_BLOCKS and self._evict()):
             return
         for wanted in (2 * self.num_blocks or 1, self.num_blocks + 1):
             if self._may_hold(wanted):
                 self._grow(wanted)
                 return
+        if self._evict():
+            return
         raise OutOfMemory(
             f"the cache holds {self.num_blocks * BLOCK_SLOTS} tokens in {self.cache_bytes} bytes "
             f"and may not pass max_bytes={self._max_bytes}; "
@@ -274,6 +402,15 @@ def _empty_like(rows: Tensor, num_blocks: int) -> Tensor:
         return torch.zeros(
             heads, num_blocks * BLOCK_SLOTS, dim, dtype=rows.dtype, device=rows.device
         )
+
+
+def _picked(pool: Tensor, blocks: list[int]) -> Tensor:
+    """A pool as an empty cache keeps it, with these blocks first."""
+    picked = _empty_like(pool, KEPT_BLOCKS)
+    for place, block in enumerate(blocks):
+        goal = slice(place * BLOCK_SLOTS, (place + 1) * BLOCK_SLOTS)
+        picked[:, goal] = pool[:, block * BLOCK_SLOTS : (block + 1) * BLOCK_SLOTS]
+    return picked
 
 
 def _grown(pool: Tensor, num_blocks: int) -> Tensor:

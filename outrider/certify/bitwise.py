@@ -25,13 +25,14 @@ class RecordingTarget(Target):
     def __init__(self, target: Target) -> None:
         self.target = target
         self.vocab_size, self.max_length = target.vocab_size, target.max_length
+        self.prefix_block = target.prefix_block
         self.rows: list[dict[int, Tensor]] = []
         self._number: dict[int, int] = {}
         self._staged: dict[int, dict[int, Tensor]] = {}
 
-    def open(self, reserve: int) -> int:
+    def open(self, reserve: int, prefix: Sequence[int] = ()) -> int:
         """Return the other target's handle."""
-        handle = self.target.open(reserve)
+        handle = self.target.open(reserve, prefix) if prefix else self.target.open(reserve)
         self._number[handle] = len(self.rows)
         self.rows.append({})
         return handle

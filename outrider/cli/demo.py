@@ -51,7 +51,7 @@ def demo(
     from outrider.models.bundled import eval_prompts
 
     text = _chosen(eval_prompts("code"), prompt)
-    llm = options.Loading("bundled", "draft", depth, strict=strict).load()
+    llm = options.Loading("bundled", "draft", depth, strict=strict, share_prefixes=False).load()
     tokens = llm.tokenizer.encode(text)
     sampling = SamplingParams(
         max_tokens=SMOKE_TOKENS if smoke else max_tokens, temperature=0, ignore_eos=True

@@ -136,14 +136,20 @@ def _print(report: dict[str, dict[str, Any]]) -> None:
     for title, entries in report.items():
         console.out(title, style="bold", highlight=False)
         for name, value in entries.items():
-            console.out(f"  {name.replace('_', ' '):<18} {_shown(value)}", highlight=False)
+            console.out(f"  {name.replace('_', ' '):<18} {_shown(value, name)}", highlight=False)
 
 
-def _shown(value: object) -> str:
+def _shown(value: object, name: str) -> str:
+    if name == "max_bytes" and value is None:
+        return "none"
     if value is None:
         return "by default"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_shown(entry)}" for name, entry in value.items())
+        return ", ".join(
+            f"{inner.replace('_', ' ')} {_shown(entry, inner)}" for inner, entry in value.items()
+        )
+    if isinstance(value, int) and "bytes" in name:
+        return terminal.size(value)
     return str(value)

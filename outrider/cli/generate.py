@@ -86,9 +86,11 @@ def generate(
         seed=seed,
         stop=tuple(stop or ()),
     )
+    # Where runs are compared each reads its prompt.
     loading = options.Loading(
-        model, drafter, depth, rule, strict, dtype, device, width, nodes, lossless=not lossy
-    )
+        model, drafter, depth, rule, strict, dtype, device, width, nodes,
+        lossless=not lossy, share_prefixes=not compare,
+    )  # fmt: skip
     sampling, loading = _settled(sampling, loading)
     llm = loading.load()
     tokens = llm.tokenizer.encode(text)
@@ -103,10 +105,15 @@ def generate(
     assert loading.rule is not None
     comparable = options.same_tokens(sampling, loading.rule)
     if json_output:
-        settled = {"seed": sampling.seed, "rule": loading.rule, "lossless": run.lossless}
+        settled = {
+            "seed": sampling.seed,
+            "rule": loading.rule,
+            "lossless": run.lossless,
+            "cache": llm.info()["cache"],
+        }
         typer.echo(json.dumps({**run.as_dict(), **settled, **_compared(run, plain, comparable)}))
     else:
-        _close(run, plain, comparable=comparable)
+        _close(run, plain, llm.info()["cache"], comparable=comparable)
     if interrupted and not run.interrupted:
         terminal.error_line("interrupted before the comparison was done")
     return terminal.INTERRUPTED if interrupted else 0
@@ -147,7 +154,7 @@ class _Screen:
         self._console.file.flush()
 
 
-def _close(run: Run, plain: Run | None, *, comparable: bool) -> None:
+def _close(run: Run, plain: Run | None, cache: dict[str, Any], *, comparable: bool) -> None:
     """Ends the text with a newline and says how it was made, on standard error."""
     terminal.out().out("", highlight=False)
     note = terminal.err()
@@ -157,6 +164,13 @@ def _close(run: Run, plain: Run | None, *, comparable: bool) -> None:
         f"acceptance rate {metrics.acceptance_rate:.2f}, "
         f"mean acceptance length {metrics.mean_acceptance_length:.2f}"
         + (" (interrupted)" if run.interrupted else ""),
+        style="dim",
+    )
+    context = cache["context_bytes"]
+    note.print(
+        f"cache: {terminal.size(cache['held_bytes'])} held, "
+        f"{terminal.size(cache['bytes_per_token'])} a token"
+        + ("" if context is None else f", {terminal.size(context)} a context"),
         style="dim",
     )
     if not run.lossless:

@@ -72,6 +72,7 @@ class Loading:
     width: int = 1
     nodes: int | None = None
     lossless: bool = True
+    share_prefixes: bool = True
 
     def load(self) -> LLM:
         """The model, ready; torch and transformers are imported here and not before."""
@@ -88,6 +89,7 @@ class Loading:
             "width": self.width,
             "nodes": self.nodes,
             "lossless": self.lossless,
+            "share_prefixes": self.share_prefixes,
         }
         return LLM.load(
             self.model,

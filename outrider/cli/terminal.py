@@ -108,3 +108,11 @@ def legend() -> Text:
         line.append(f" {MEANINGS[source]}   ", style="dim")
     line.rstrip()
     return line
+
+
+def size(num_bytes: int) -> str:
+    """A number of bytes in the unit that suits it."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= scale:
+            return f"{num_bytes / scale:.1f} {unit}"
+    return f"{num_bytes} bytes"

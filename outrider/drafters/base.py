@@ -109,6 +109,17 @@ class Drafter(ABC):
     vocab_size: int | None = None
     """Width of its laws; None where it only repeats tokens it has seen."""
 
+    def unread(self, text: Sequence) -> int:
+        """Tokens of the text that `propose` would read first; 0 for who has no cache."""
+        return 0
+
+    def read(self, text: Sequence, rows: int) -> None:
+        """Reads the next `rows` unread tokens, at most all but the last, ahead of `propose`.
+
+        The engine asks for it where a prompt is longer than one chunk, so that other texts' rounds
+        come in between.
+        """
+
     @abstractmethod
     def propose(
         self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws
@@ -123,3 +134,9 @@ class Drafter(ABC):
 
     def close(self, text: Sequence) -> None:
         """The text is over: give back what was kept for it."""
+
+    def target_changed(self) -> None:
+        """The target has new weights: make anew what was made from the old ones.
+
+        No text holds anything of the drafter at this time. A model of its own is left as it is.
+        """

@@ -40,6 +40,17 @@ class ModelDrafter(Drafter):
         self._handles: dict[int, int] = {}
         self._trees: dict[int, list[Node]] = {}
 
+    def unread(self, text: Sequence) -> int:
+        """Tokens of the text that the draft has not read; 0 where it reads no more of it."""
+        limit = self.model.max_length
+        return 0 if limit is not None and len(text.tokens) >= limit else len(self._pending(text))
+
+    def read(self, text: Sequence, rows: int) -> None:
+        """Reads the next `rows` tokens of the text, which are the draft's at once."""
+        piece = self._pending(text)[:-1][:rows] if self.unread(text) else []
+        if piece:
+            self.model.read(self._handles[text.key], self._known(piece))
+
     def propose(
         self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws
     ) -> Draft:
@@ -102,7 +113,8 @@ class ModelDrafter(Drafter):
     def _pending(self, text: Sequence) -> list[int]:
         handle = self._handles.get(text.key)
         if handle is None:
-            handle = self._handles[text.key] = self.model.open(text.expected)
+            tokens = self._known(text.tokens)
+            handle = self._handles[text.key] = self.model.open_for(tokens, text.expected)
         return text.tokens[self.model.length(handle) :]
 
     def _read_ahead(self, handles: list[int], pending: list[list[int]]) -> None:
@@ -111,13 +123,7 @@ class ModelDrafter(Drafter):
             while len(tokens) > MAX_PENDING:
                 size = min(self.chunk, len(tokens) - 1)
                 head, tokens[:] = tokens[:size], tokens[size:]
-                self._read_chunk(handle, head)
-                self.model.commit(handle, size)
-
-    def _read_chunk(self, handle: int, tokens: list[int]) -> None:
-        nothing = torch.empty(0, dtype=torch.int64)
-        read = torch.tensor([min(token, self._last) for token in tokens])
-        self.model.score(Rows((handle,), (len(tokens),), read, None, nothing))
+                self.model.read(handle, self._known(head))
 
     def _read(
         self,
@@ -129,12 +135,15 @@ class ModelDrafter(Drafter):
         for handle, tokens in zip(handles, pending, strict=True):
             while len(tokens) > self.chunk:
                 head, tokens[:] = tokens[: self.chunk], tokens[self.chunk :]
-                self._read_chunk(handle, head)
+                self.model.read(handle, self._known(head))
         counts = tuple(len(tokens) for tokens in pending)
-        flat = torch.tensor([min(token, self._last) for tokens in pending for token in tokens])
+        flat = torch.tensor([token for tokens in pending for token in self._known(tokens)])
         ends = torch.tensor(list(itertools.accumulate(counts)))
         last = None if len(flat) == len(counts) else ends - 1
         return self.model.score(Rows(tuple(handles), counts, flat, ancestors_R, last))
+
+    def _known(self, tokens: list[int]) -> list[int]:
+        return [min(token, self._last) for token in tokens]
 
     def commit(self, text: Sequence, accepted: int) -> None:
         """Keeps what the draft has read of the text's own tokens; the rest is read next round."""

@@ -21,6 +21,7 @@ from outrider.engine.emit import Emitter
 from outrider.engine.group import Group, Scores, alphas, score
 from outrider.engine.laps import Laps
 from outrider.engine.memory import out_of_memory
+from outrider.engine.reading import Turn
 from outrider.engine.scheduler import Scheduler
 from outrider.errors import UnsupportedModel
 from outrider.models.base import Target
@@ -39,7 +40,7 @@ class Engine:
         drafter: who guesses.
         emitter: where texts end and what readers get.
         max_texts: texts that hold a cache at a time; the others wait.
-        chunk: rows of a prompt read in one forward at most.
+        chunk: rows of prompts read in one step at most, all texts together.
         trees: how large drafted trees may be, where the rule takes trees; None = chains.
 
     Raises:
@@ -72,7 +73,7 @@ class Engine:
         self._groups: dict[tuple[bool, str], Group] = {}
 
     def step(self) -> None:
-        """One round of every active text."""
+        """One round of every active text; one with a long prompt reads a chunk of it instead."""
         with self._lock, torch.inference_mode():
             for group in self._admit():
                 if any(text.handle is None for text in group.texts):
@@ -107,8 +108,11 @@ class Engine:
     def _admit(self) -> list[Group]:
         """Active texts in groups of equal drafter and rule; a group that stays together is kept."""
         members: dict[tuple[bool, str], list[Sequence]] = {}
-        for text in self._scheduler.admit():
-            plain = min(text.depth, text.remaining - 1) < 1
+        turn = Turn.of(self._scheduler.admit(), self._unread, self._chunk)
+        if turn.reader is not None:
+            self._read(turn.reader)
+        for text in turn.ready:
+            plain = self._drafter(text) is self._plain
             members.setdefault((plain, text.rule), []).append(text)
         groups: dict[tuple[bool, str], Group] = {}
         for key, texts in members.items():
@@ -119,6 +123,42 @@ class Engine:
             groups[key] = kept
         self._groups = groups
         return list(groups.values())
+
+    def _drafter(self, text: Sequence) -> Drafter:
+        """Who drafts for a text: nobody where it wants no draft, or has room for one token."""
+        return self._plain if min(text.depth, text.remaining - 1) < 1 else self.drafter
+
+    def _unread(self, text: Sequence) -> int:
+        """Tokens of an active text that the target, or its drafter, has not read."""
+        assert text.handle is not None
+        rows = len(text.tokens) - self.target.length(text.handle)
+        try:
+            return max(rows, self._drafter(text).unread(text))
+        except Exception:
+            # It will fail in the round too, which knows what to do about it.
+            return rows
+
+    def _read(self, text: Sequence) -> None:
+        """Reads one chunk of a long text. It is settled, so the caches keep it at once."""
+        assert text.handle is not None
+        piece = text.tokens[self.target.length(text.handle) : -1][: self._chunk]
+        group = Group([text], self._drafter(text), rule_named(text.rule, lossless=False))
+        try:
+            with self._all_or_nothing(group):
+                if piece:
+                    self.target.read(text.handle, piece)
+        except Exception as error:
+            self._give_way(group, error) if out_of_memory(error) else self._fail(group, error)
+            return
+        try:
+            with self._all_or_nothing(group):
+                group.drafter.read(text, self._chunk)
+        except Exception as error:
+            if not out_of_memory(error):
+                self._fail(group, error)
+            # No memory for drafts: the text goes on without.
+            group.drafter.close(text)
+            text.depth = 0
 
     def _commit(
         self,
@@ -195,6 +235,10 @@ class Engine:
             if not out_of_memory(error):
                 self._isolate(plain, error)
                 return
+        self._give_way(group, error)
+
+    def _give_way(self, group: Group, error: Exception) -> None:
+        """Out of memory without drafts: the newest text waits, a text alone fails."""
         suspended = self._scheduler.suspend_last()
         if suspended is None:
             self._fail(group, error)
@@ -234,6 +278,18 @@ class Engine:
         """Whether all are finished, with their last deltas in their outboxes: never mid-step."""
         with self._lock:
             return all(text.finished for text in texts)
+
+    @contextmanager
+    def without_caches(self) -> Iterator[None]:
+        """A time between rounds at which no text has a cache; each builds its own anew afterwards.
+
+        It is for changing the target's weights, which the drafter is told of.
+        """
+        with self._lock:
+            for text in self._scheduler.withdraw():
+                self.drafter.close(text)
+            yield
+            self.drafter.target_changed()
 
     def cancel(self, text: Sequence) -> None:
         """Takes a text out, finished or not; safe to call twice."""

@@ -181,8 +181,7 @@ def score(target: Target, group: Group, draft: Draft, chunk: int) -> Scores:
         ahead = (len(pending) - 1) // at_once * at_once
         for start in range(0, ahead, chunk):
             piece = pending[start : min(ahead, start + chunk)]
-            target.score(_rows([text.handle], [piece], [0]))
-            target.commit(text.handle, len(piece))
+            target.read(text.handle, piece)
         handles.append(text.handle)
         pieces.append(pending[ahead:] + nodes[:count])
     ancestors_R = None if tree.is_chain else _ancestors(tree)

@@ -15,7 +15,14 @@ from outrider.drafters import Drafter
 from outrider.engine import Emitter, Engine, Requests
 from outrider.engine.settings import tree_budget
 from outrider.errors import EmptyPrompt, InvalidConfig
-from outrider.llm.load import Placement, as_dtype, folder_of, load_drafter, share_cache
+from outrider.llm.load import (
+    Placement,
+    as_dtype,
+    folder_of,
+    load_drafter,
+    plan_cache,
+    share_cache,
+)
 from outrider.llm.options import Speculation
 from outrider.models.hf import HuggingFaceTarget
 from outrider.models.text import TextTokenizer
@@ -31,6 +38,7 @@ OPTIONS = (
     "pack",
     "prefill_chunk",
     "rule",
+    "share_prefixes",
     "width",
 )
 
@@ -63,6 +71,7 @@ class LLM:
         self.tokenizer = tokenizer
         self.rule = rule
         self._target = target
+        self._max_texts = max_texts
         engine = Engine(
             target,
             drafter,
@@ -98,8 +107,9 @@ class LLM:
             speculative_config: vLLM's dictionary, instead of `drafter`, `k` and `rule`.
             **options: k, rule, width and nodes (of drafted trees; width=1 drafts chains),
                 lossless (False lets rules through that change the law), max_texts, prefill_chunk,
-                cache_bytes (of target and draft model together), and pack (large weights laid out
-                for the processor; on by default).
+                cache_bytes (of target and draft model together), pack (large weights laid out for
+                the processor; on by default), and share_prefixes (texts that begin alike read their
+                beginning once; on by default).
 
         Raises:
             InvalidConfig: an unknown option, with the nearest known one; a value that cannot be
@@ -126,7 +136,11 @@ class LLM:
             asked = _instead(asked, drafter, speculative_config, k_given=k_given)
         cache_bytes = options.pop("cache_bytes", None)
         place = Placement(
-            device, as_dtype(dtype), False if strict is None else strict, options.pop("pack", None)
+            device,
+            as_dtype(dtype),
+            False if strict is None else strict,
+            options.pop("pack", None),
+            options.pop("share_prefixes", True),
         )
         folder = folder_of(model)
         tokenizer = TextTokenizer(folder)
@@ -214,11 +228,25 @@ class LLM:
             raise EmptyPrompt("the prompt is empty; give at least one character to continue from")
         return [Request(tokens, params, sample, self.rule, depth) for sample in range(params.n)]
 
+    def update_weights(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Goes on with new weights of the target; texts under way build their caches anew.
+
+        Args:
+            state: some or all entries of the model's `state_dict()`, of any floating dtype.
+
+        Raises:
+            InvalidConfig: names or shapes that are not the model's; nothing has changed then.
+        """
+        self._target.check_weights(state)
+        with self._requests.engine.without_caches():
+            self._target.update_weights(state)
+
     def info(self) -> dict[str, Any]:
         """What runs, and how, for reports."""
         engine = self._requests.engine
         return {
             **self._target.info(),
+            "cache": plan_cache(self._target, engine.drafter, self._max_texts),
             "model": str(self.tokenizer.folder),
             "drafter": {"name": engine.drafter.name, "trusted": engine.drafter.trusted},
             "k": self._requests.depth,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,9 +28,11 @@ class Placement:
     dtype: torch.dtype | None = None
     strict: bool = False
     pack: bool | None = None
+    share_prefixes: bool = True
 
     def __post_init__(self) -> None:
         check_flag("strict", self.strict)
+        check_flag("share_prefixes", self.share_prefixes)
         if self.pack is not None:
             check_flag("pack", self.pack)
 
@@ -41,6 +44,7 @@ class Placement:
             dtype=self.dtype,
             strict=self.strict,
             pack=self.pack is not False,
+            share_prefixes=self.share_prefixes,
         )
 
 
@@ -86,12 +90,39 @@ def share_cache(cache_bytes: int | None, target: HuggingFaceTarget, drafter: Dra
     """
     if cache_bytes is None:
         return
-    draft = drafter.model if isinstance(drafter, ModelDrafter) else None
-    models = [m for m in (target, draft) if isinstance(m, HuggingFaceTarget)]
+    models = _cached(target, drafter)
     total = sum(model.block_bytes for model in models)
     check_whole("cache_bytes", cache_bytes, max(1, total))
     for model in models:
         model.limit_cache(cache_bytes * model.block_bytes // total)
+
+
+def plan_cache(target: HuggingFaceTarget, drafter: Drafter, max_texts: int) -> dict[str, Any]:
+    """What the caches of target and draft model take, and may take, in bytes.
+
+    `context_bytes` are those of a text as long as the context, `planned_bytes` of `max_texts` such
+    texts. Nothing is taken before it is needed; `max_bytes` (None: no bound) is never passed.
+    """
+    plans = [model.cache_plan() for model in _cached(target, drafter)]
+    per_token = sum(plan["bytes_per_token"] for plan in plans)
+    context = None if target.max_length is None else per_token * target.max_length
+    bounds = [plan["max_bytes"] for plan in plans]
+    return {
+        "bytes_per_token": per_token,
+        "block_tokens": plans[0]["block_tokens"],
+        "context_bytes": context,
+        "max_texts": max_texts,
+        "planned_bytes": None if context is None else context * max_texts,
+        "max_bytes": None if None in bounds else sum(bounds),
+        "held_bytes": sum(plan["held_bytes"] for plan in plans),
+        "share_prefixes": plans[0]["share_prefixes"],
+    }
+
+
+def _cached(target: HuggingFaceTarget, drafter: Drafter) -> list[HuggingFaceTarget]:
+    """The models that keep keys and values."""
+    draft = drafter.model if isinstance(drafter, ModelDrafter) else None
+    return [model for model in (target, draft) if isinstance(model, HuggingFaceTarget)]
 
 
 def draft_folder(spec: DrafterSpec, model: str | Path) -> Path | None:

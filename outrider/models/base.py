@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -56,10 +57,20 @@ class Target(ABC):
     """Tokens a sequence may hold, None where the model has no limit of its own."""
     scores_trees: bool = True
     """Whether rows may name their ancestors."""
+    prefix_block: int | None = None
+    """Tokens in the blocks that sequences of a common beginning share; None: they share none."""
 
     @abstractmethod
-    def open(self, reserve: int) -> int:
-        """Return the handle of a new, empty sequence that may grow to `reserve` tokens (a hint)."""
+    def open(self, reserve: int, prefix: Sequence[int] = ()) -> int:
+        """Return the handle of a new sequence that may grow to `reserve` tokens (a hint).
+
+        It is empty, or holds already what is cached of the beginning of `prefix`: its `length` says
+        how much. Only a target with a `prefix_block` is told a prefix.
+        """
+
+    def open_for(self, tokens: Sequence[int], reserve: int) -> int:
+        """Open a sequence for a text: all its tokens but the last may be cached already."""
+        return self.open(reserve) if self.prefix_block is None else self.open(reserve, tokens[:-1])
 
     @abstractmethod
     def length(self, seq: int) -> int:
@@ -89,6 +100,12 @@ class Target(ABC):
     @abstractmethod
     def discard(self, seq: int) -> None:
         """Forget every staged row of the sequence."""
+
+    def read(self, seq: int, tokens: Sequence[int]) -> None:
+        """Make `tokens` part of the sequence, its logits not being asked for: part of a prompt."""
+        none = torch.empty(0, dtype=torch.int64)
+        self.score(Rows((seq,), (len(tokens),), torch.tensor(tokens), None, none))
+        self.commit(seq, len(tokens))
 
     @abstractmethod
     def close(self, seq: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
-from outrider.cache import CacheManager
+from outrider.cache import BLOCK_SLOTS, CacheManager
 from outrider.errors import InvalidConfig, ModelError, TokenOutOfRange, UnsupportedModel
 from outrider.models.attention_cpu import attend_cpu
 from outrider.models.attention_op import Body, Forward, running
@@ -39,10 +39,12 @@ from outrider.models.plan import Plan, make_plan
 from outrider.models.registration import register
 from outrider.models.strict import (
     STRICT_ROWS,
+    SlabLinear,
     rows_keep_their_bits,
     slab_linears,
     unslab_linears,
 )
+from outrider.models.weights import WeightNames
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -53,7 +55,8 @@ class HuggingFaceTarget(Target):
 
     The wrapped model's attention implementation is changed to "outrider" for good; its own forward
     and `generate` still work. A model that is refused is left as it was. `cache_bytes` bounds the
-    block pools, None is no bound.
+    block pools, None is no bound; `share_prefixes` lets texts that begin with the same tokens share
+    their blocks.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class HuggingFaceTarget(Target):
         strict: bool = False,
         pack: bool = True,
         cache_bytes: int | None = None,
+        share_prefixes: bool = True,
     ) -> None:
         register()
         check_by_looking(model)
@@ -75,16 +79,18 @@ class HuggingFaceTarget(Target):
         self.max_length = getattr(config, "max_position_embeddings", None)
         self.device = model.device
         self.dtype = model.dtype
-        self._cache = CacheManager()
+        self._cache = CacheManager(share_prefixes=share_prefixes)
+        self.prefix_block = BLOCK_SLOTS if share_prefixes else None
         # Families hand a 4-D mask through unread, which saves making one in each forward.
         self._no_mask = torch.empty(1, 1, 1, 1, dtype=torch.bool, device=self.device)
         self._picks_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._body: Body = attend_cpu
+        self._pack = pack
         self._align, self._row_multiple = 1, 1
         self.num_parameters = model.num_parameters()
         with _as_it_was_if_refused(model):
             model.eval()
-            self._adopt(pack)
+            self._adopt()
             self.limit_cache(cache_bytes)
 
     @classmethod
@@ -97,6 +103,7 @@ class HuggingFaceTarget(Target):
         strict: bool = False,
         pack: bool = True,
         cache_bytes: int | None = None,
+        share_prefixes: bool = True,
     ) -> HuggingFaceTarget:
         """Load a local model folder.
 
@@ -118,18 +125,28 @@ class HuggingFaceTarget(Target):
             model.to(device=device)  # pyright: ignore[reportCallIssue]
         except Exception as error:
             raise unreadable(folder, error) from error
-        return cls(model, strict=strict, pack=pack, cache_bytes=cache_bytes)
+        return cls(
+            model,
+            strict=strict,
+            pack=pack,
+            cache_bytes=cache_bytes,
+            share_prefixes=share_prefixes,
+        )
 
-    def _adopt(self, pack: bool) -> None:
+    def _adopt(self) -> None:
         tokens = trial_tokens(self.vocab_size, self.device)
         own = try_out(self.model, tokens)
-        if self.device.type == "cpu":
-            arrange_linears(self.model, pack_all=self.strict and pack, pack=pack)
+        self._weights = WeightNames.of(self.model)
+        self._arrange_linears()
         if self.strict:
             self._make_strict()
         seq = self.open(len(tokens))
         check_logits(self.model, self.score(Rows((seq,), (len(tokens),), tokens)), own)
         self.close(seq)
+
+    def _arrange_linears(self) -> None:
+        if self.device.type == "cpu":
+            arrange_linears(self.model, pack_all=self.strict and self._pack, pack=self._pack)
 
     def _make_strict(self) -> None:
         self._align, self._row_multiple = STRICT_BLOCK, STRICT_ROWS
@@ -158,9 +175,36 @@ class HuggingFaceTarget(Target):
         """
         self._cache.limit(cache_bytes)
 
-    def open(self, reserve: int) -> int:
-        """Return the handle of a new empty sequence."""
-        return self._cache.open(reserve)
+    def check_weights(self, state: Mapping[str, Tensor]) -> None:
+        """Refuse weights that are not this model's; changes nothing.
+
+        Raises:
+            InvalidConfig: an unknown name, another shape, or no tensor of numbers.
+        """
+        self._weights.check(state)
+
+    def update_weights(self, state: Mapping[str, Tensor]) -> None:
+        """Take new weights in place of those of the same names; what is cached of prefixes goes.
+
+        `state` are some or all entries of the model's `state_dict()`, of any floating dtype.
+
+        Raises:
+            InvalidConfig: what `check_weights` refuses, or a sequence is open; nothing has changed.
+        """
+        self.check_weights(state)
+        self._cache.forget_prefixes()
+        slabs = any(isinstance(module, SlabLinear) for module in self.model.modules())
+        _restore_layers(self.model)
+        try:
+            self.model.load_state_dict(state, strict=False)
+        finally:
+            self._arrange_linears()
+            if slabs:
+                slab_linears(self.model, STRICT_ROWS)
+
+    def open(self, reserve: int, prefix: Sequence[int] = ()) -> int:
+        """Return the handle of a new sequence, which holds what is cached of its prefix."""
+        return self._cache.open(reserve, prefix)
 
     def length(self, seq: int) -> int:
         """Return the number of committed tokens."""
@@ -183,6 +227,17 @@ class HuggingFaceTarget(Target):
             "strict": self.strict,
             "vocab_size": self.vocab_size,
             "max_length": self.max_length,
+            "cache": self.cache_plan(),
+        }
+
+    def cache_plan(self) -> dict[str, Any]:
+        """What cached tokens take: in blocks, as texts need them, never above `max_bytes`."""
+        return {
+            "bytes_per_token": self.block_bytes // BLOCK_SLOTS,
+            "block_tokens": BLOCK_SLOTS,
+            "held_bytes": self._cache.cache_bytes,
+            "max_bytes": self._cache.max_bytes,
+            "share_prefixes": self.prefix_block is not None,
         }
 
     @property
@@ -206,8 +261,9 @@ class HuggingFaceTarget(Target):
         self._check_length(plan)
         with running(Forward(self._cache, plan, self._body)):
             logits = self._forward(rows, plan, pad)
+        tokens = rows.tokens_R.tolist()
         for seq, span in zip(rows.seqs, plan.spans, strict=True):
-            self._cache.stage(seq, span.num_rows, span.ancestors)
+            self._cache.stage(seq, span.num_rows, span.ancestors, tokens[span.first : span.last])
         return logits
 
     def commit(self, seq: int, path: int | Sequence[int]) -> None:
@@ -284,15 +340,20 @@ def _as_it_was_if_refused(model: PreTrainedModel) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        unslab_linears(model)
-        restore_linears(model)
-        # An output layer that was the embedding is one with it again.
-        model.tie_weights()
+        _restore_layers(model)
         if model.config._attn_implementation != attention:
             model.set_attn_implementation(attention)
         for name, module in model.named_modules():
             module.training = name in training
         raise
+
+
+def _restore_layers(model: PreTrainedModel) -> None:
+    """Give the model its own linear layers back."""
+    unslab_linears(model)
+    restore_linears(model)
+    # An output layer that was the embedding is one with it again.
+    model.tie_weights()
 
 
 @contextmanager

@@ -130,8 +130,8 @@ class ProtocolTarget(Target):
         self._texts: dict[int, _Text] = {}
         self._next = 0
 
-    def open(self, reserve: int) -> int:
-        """Return a new handle."""
+    def open(self, reserve: int, prefix: Sequence[int] = ()) -> int:
+        """Return a new handle; nothing is shared."""
         self._next += 1
         self._texts[self._next] = _Text()
         return self._next
