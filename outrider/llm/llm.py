@@ -17,7 +17,7 @@ from outrider.engine.settings import tree_budget
 from outrider.errors import EmptyPrompt, InvalidConfig
 from outrider.llm.load import Placement, as_dtype, folder_of, load_drafter, share_cache
 from outrider.llm.options import Speculation
-from outrider.models.hf import HuggingFaceTarget
+from outrider.models.hf import LoadedTarget
 from outrider.models.text import TextTokenizer
 from outrider.types import Completion, Delta, Request, SpeculativeMetrics
 
@@ -43,7 +43,7 @@ class LLM:
 
     def __init__(
         self,
-        target: HuggingFaceTarget,
+        target: LoadedTarget,
         tokenizer: TextTokenizer,
         drafter: Drafter,
         *,
