@@ -7,10 +7,11 @@ again: `length` stays where the mark is, and they are read with the next pass, w
 tokens anyway. Nothing is replayed.
 
 How long that goes on is bounded. A pass that finds more than `PENDING_LIMIT` pending rows in front
-of drafted ones is split between the two, with a mark there. Splitting costs a pass c, reading n
-pending rows again n times a row's cost r; with a rows accepted per round the sum is least at
-n = sqrt(2 (a + 1) c / r). On a processor c is 40 to 100 r (six layers of width 768, Mamba-2, Bamba,
-LFM2, Qwen3.5), which makes it 15 to 25, and the minimum is flat.
+of drafted ones is split between the two, with a mark there. Splitting every time would cost a pass
+c per round; never splitting reads ever more rows again, each at a row's cost r. With a rows
+accepted per round and a split whenever n are pending the sum is least at n = sqrt(2 (a + 1) c / r).
+On a processor c is some 40 (LFM2, Qwen3.5) to 120 r (Mamba-2, Bamba), which makes it 15 to 27 at
+two accepted rows; the minimum is flat.
 """
 
 from __future__ import annotations
