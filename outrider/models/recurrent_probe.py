@@ -37,8 +37,8 @@ PREFIX, CHUNK = 12, 5
 STATES = ("conv_states", "recurrent_states")
 """The states of transformers' cache layers."""
 
-LOUDNESS = (0.0, *(2.0**power for power in range(6, 61, 6)))
-"""What a state is multiplied by, in turn, until it is heard; 0 is an emptied one."""
+LOUDNESS = tuple(2.0**power for power in range(6, 61, 6))
+"""What a state is multiplied by, in turn, until it is heard."""
 
 HEARD = 0.1
 """A state is heard where it moves rows by so much of their own spread."""
@@ -46,7 +46,7 @@ HEARD = 0.1
 CLEARANCE = 4.0
 """How many times smaller the difference between the two readings must be."""
 
-NUM_STRICT_TOKENS = 96
+NUM_STRICT_TOKENS = 64
 """Tokens on which strict compares bits."""
 
 
