@@ -59,6 +59,8 @@ class RecurrentTarget(Target):
     plain forward; a model that fails it is refused by name and left as it was.
     """
 
+    scores_trees = False
+
     def __init__(self, model: PreTrainedModel, *, strict: bool = False, pack: bool = True) -> None:
         if strict:
             refuse_experts(model)

@@ -5,7 +5,9 @@ from functools import cache
 import pytest
 import torch
 
+from outrider import SpeculativeDecoder, SpeculativeDecoderConfig
 from outrider.drafters import NgramDrafter
+from outrider.errors import UnsupportedModel
 from outrider.models import HuggingFaceTarget, RecurrentTarget
 from outrider.models.recurrent import PENDING_LIMIT
 from tests.engine.toys import decoder
@@ -77,6 +79,11 @@ def test_a_draft_close_to_its_target_is_kept_in_part():
     spec = decoder(RecurrentTarget(model), target_of("bamba"), DEPTH, **WAYS["coupled"])
     assert spec.generate_batch(PREFIXES, LENGTH, seed=11) == plain("bamba", "coupled")
     assert 0.2 < spec.metrics.acceptance_rate < 0.98
+
+
+def test_trees_are_refused_before_any_work():
+    with pytest.raises(UnsupportedModel, match="RecurrentTarget scores chains only"):
+        SpeculativeDecoder(llama(), target_of("lfm2"), SpeculativeDecoderConfig(k=DEPTH, width=2))
 
 
 def test_rows_read_again_are_bounded(monkeypatch):
