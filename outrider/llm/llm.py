@@ -24,7 +24,7 @@ from outrider.llm.load import (
     share_cache,
 )
 from outrider.llm.options import Speculation
-from outrider.models.hf import HuggingFaceTarget
+from outrider.models.hf import LoadedTarget
 from outrider.models.text import TextTokenizer
 from outrider.types import Completion, Delta, Request, SpeculativeMetrics
 
@@ -51,7 +51,7 @@ class LLM:
 
     def __init__(
         self,
-        target: HuggingFaceTarget,
+        target: LoadedTarget,
         tokenizer: TextTokenizer,
         drafter: Drafter,
         *,

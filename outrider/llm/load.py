@@ -13,7 +13,13 @@ from outrider.drafters import Drafter, DrafterSpec, ModelDrafter, NgramDrafter, 
 from outrider.errors import InvalidConfig, ModelError, VocabularyMismatch
 from outrider.llm.options import Speculation
 from outrider.models.bundled import bundled_path
-from outrider.models.hf import HuggingFaceTarget, model_folder
+from outrider.models.hf import (
+    HuggingFaceTarget,
+    LoadedTarget,
+    model_folder,
+    refuse_cache_bytes,
+)
+from outrider.models.recurrent import RecurrentTarget
 from outrider.models.text import TextTokenizer
 
 BUNDLED = "bundled"
@@ -36,7 +42,7 @@ class Placement:
         if self.pack is not None:
             check_flag("pack", self.pack)
 
-    def load(self, folder: Path) -> HuggingFaceTarget:
+    def load(self, folder: Path) -> LoadedTarget:
         """The model of a folder."""
         return HuggingFaceTarget.load(
             folder,
@@ -82,14 +88,19 @@ def folder_of(model: str | Path) -> Path:
     return model_folder(folder)
 
 
-def share_cache(cache_bytes: int | None, target: HuggingFaceTarget, drafter: Drafter) -> None:
+def share_cache(cache_bytes: int | None, target: LoadedTarget, drafter: Drafter) -> None:
     """Bounds all caches together: target and draft model get room for as many tokens each.
 
     Raises:
-        InvalidConfig: a bound that is no number of bytes, or holds no block of tokens.
+        InvalidConfig: a bound that is no number of bytes, or holds no block of tokens; a model
+            whose cache is not of blocks.
     """
     if cache_bytes is None:
         return
+    draft = drafter.model if isinstance(drafter, ModelDrafter) else None
+    for model in (target, draft):
+        if isinstance(model, RecurrentTarget):
+            refuse_cache_bytes(cache_bytes, model.model.config.model_type)
     models = _cached(target, drafter)
     total = sum(model.block_bytes for model in models)
     check_whole("cache_bytes", cache_bytes, max(1, total))

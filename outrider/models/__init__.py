@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from outrider.models.hf import HuggingFaceTarget
+    from outrider.models.recurrent import RecurrentTarget
     from outrider.models.text import TextTokenizer
 
 # Loaded on first use: a decoder over the two-method protocols does not need transformers.
 _HOMES = {
     "HuggingFaceTarget": "outrider.models.hf",
+    "RecurrentTarget": "outrider.models.recurrent",
     "TextTokenizer": "outrider.models.text",
 }
 
-__all__ = ["HuggingFaceTarget", "TextTokenizer"]
+__all__ = ["HuggingFaceTarget", "RecurrentTarget", "TextTokenizer"]
 
 
 def __getattr__(name: str) -> Any:

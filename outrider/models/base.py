@@ -74,7 +74,7 @@ class Target(ABC):
 
     @abstractmethod
     def length(self, seq: int) -> int:
-        """Return the number of committed tokens."""
+        """Return the number of committed tokens: the text's tokens behind them are pending."""
 
     @abstractmethod
     def num_staged(self, seq: int) -> int:
@@ -95,6 +95,9 @@ class Target(ABC):
 
         An int n keeps the first n staged rows; a list names the staged nodes to keep, in order of
         the text (ascending, as a node is staged after its parent).
+
+        A target whose state cannot be cut at every row may keep fewer of them: `length` says how
+        many, and what it does not keep is pending again, to be read once more.
         """
 
     @abstractmethod

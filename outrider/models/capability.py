@@ -1,7 +1,7 @@
 """What a model must be able to do to be a target, found out by looking and by a trial.
 
-Refused by name, with the reason: encoder-decoders, recurrent or hybrid state (it cannot be rolled
-back), attention that does not pass transformers' attention interface, positions that cannot be
+Refused by name, with the reason: encoder-decoders, recurrent or hybrid state (`RecurrentTarget` is
+for it), attention that does not pass transformers' attention interface, positions that cannot be
 given, masks that are neither causal nor sliding windows. The trial compares a dozen tokens with the
 model's own attention.
 """
@@ -55,23 +55,24 @@ def check_by_looking(model: PreTrainedModel) -> None:
         raise _refusal(
             model, "it is an encoder-decoder; only decoder-only language models can be a target"
         )
-    if any(
-        mark in str(kind)
-        for kind in getattr(text, "layer_types", None) or ()
-        for mark in RECURRENT_MARKS
-    ):
-        kinds = sorted(set(text.layer_types))
-        raise _refusal(
-            model, f"it keeps recurrent state (layer types {kinds}), which cannot be rolled back"
+    if keeps_recurrent_state(model):
+        raise UnsupportedModel(
+            f"the {config.model_type} model {type(model).__name__} keeps recurrent state, which "
+            "blocks of keys and values do not hold; wrap it in outrider.models.RecurrentTarget"
         )
-    if getattr(model, "_is_stateful", False):
-        raise _refusal(model, "it keeps recurrent state, which cannot be rolled back")
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise _refusal(model, "its forward takes no position_ids, so rows cannot be placed")
     if getattr(text, "alibi", False):
         raise _refusal(model, "its attention bias (alibi) is built from a mask, not from positions")
     if not model._can_set_attn_implementation():
         raise _refusal(model, "its attention does not go through transformers' attention interface")
+
+
+def keeps_recurrent_state(model: PreTrainedModel) -> bool:
+    """Return whether configuration or class say that some layers carry a state along the text."""
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    marked = any(mark in str(kind) for kind in kinds for mark in RECURRENT_MARKS)
+    return marked or bool(getattr(model, "_is_stateful", False))
 
 
 def refuse_experts(model: PreTrainedModel) -> None:

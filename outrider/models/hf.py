@@ -22,6 +22,7 @@ from transformers.utils import logging
 
 from outrider.cache import BLOCK_SLOTS, CacheManager
 from outrider.errors import InvalidConfig, ModelError, TokenOutOfRange, UnsupportedModel
+from outrider.models.adopting import as_it_was_if_refused, restore_layers
 from outrider.models.attention_cpu import attend_cpu
 from outrider.models.attention_op import Body, Forward, running
 from outrider.models.attention_strict import STRICT_BLOCK, StrictBody
@@ -29,20 +30,21 @@ from outrider.models.base import Rows, Target
 from outrider.models.capability import (
     check_by_looking,
     check_logits,
+    keeps_recurrent_state,
     refuse_experts,
     trial_tokens,
     try_out,
 )
 from outrider.models.device import pick_device
-from outrider.models.packing import PackedLinear, arrange_linears, restore_linears
+from outrider.models.packing import PackedLinear, arrange_linears
 from outrider.models.plan import Plan, make_plan
+from outrider.models.recurrent import RecurrentTarget
 from outrider.models.registration import register
 from outrider.models.strict import (
     STRICT_ROWS,
     SlabLinear,
     rows_keep_their_bits,
     slab_linears,
-    unslab_linears,
 )
 from outrider.models.weights import WeightNames
 
@@ -88,7 +90,7 @@ class HuggingFaceTarget(Target):
         self._pack = pack
         self._align, self._row_multiple = 1, 1
         self.num_parameters = model.num_parameters()
-        with _as_it_was_if_refused(model):
+        with as_it_was_if_refused(model):
             model.eval()
             self._adopt()
             self.limit_cache(cache_bytes)
@@ -104,14 +106,14 @@ class HuggingFaceTarget(Target):
         pack: bool = True,
         cache_bytes: int | None = None,
         share_prefixes: bool = True,
-    ) -> HuggingFaceTarget:
-        """Load a local model folder.
+    ) -> HuggingFaceTarget | RecurrentTarget:
+        """Load a local model folder; a model with recurrent state becomes a `RecurrentTarget`.
 
         `dtype` None is bfloat16 where the device computes in it, else float32; `device` None is the
         CPU.
 
         Raises:
-            InvalidConfig: a device this machine has not.
+            InvalidConfig: a device this machine has not; `cache_bytes` for recurrent state.
             ModelError: the folder is no model, or its files cannot be read.
             UnsupportedModel: the architecture cannot be used.
         """
@@ -125,6 +127,9 @@ class HuggingFaceTarget(Target):
             model.to(device=device)  # pyright: ignore[reportCallIssue]
         except Exception as error:
             raise unreadable(folder, error) from error
+        if keeps_recurrent_state(model):
+            refuse_cache_bytes(cache_bytes, model.config.model_type)
+            return RecurrentTarget(model, strict=strict, pack=pack)
         return cls(
             model,
             strict=strict,
@@ -194,7 +199,7 @@ class HuggingFaceTarget(Target):
         self.check_weights(state)
         self._cache.forget_prefixes()
         slabs = any(isinstance(module, SlabLinear) for module in self.model.modules())
-        _restore_layers(self.model)
+        restore_layers(self.model)
         try:
             self.model.load_state_dict(state, strict=False)
         finally:
@@ -317,6 +322,23 @@ class HuggingFaceTarget(Target):
             )
 
 
+LoadedTarget = HuggingFaceTarget | RecurrentTarget
+"""What a model folder becomes."""
+
+
+def refuse_cache_bytes(cache_bytes: int | None, family: str) -> None:
+    """Refuse a bound on block pools where there are none.
+
+    Raises:
+        InvalidConfig: naming the family.
+    """
+    if cache_bytes is not None:
+        raise InvalidConfig(
+            f"cache_bytes={cache_bytes} bounds blocks of cached tokens, and the {family} model "
+            "keeps recurrent state in a cache of its own; bound it with max_texts"
+        )
+
+
 def model_folder(path: str | Path) -> Path:
     """The folder at `path`, if it can be a model's.
 
@@ -330,30 +352,6 @@ def model_folder(path: str | Path) -> Path:
             "give a folder saved by save_pretrained"
         )
     return folder
-
-
-@contextmanager
-def _as_it_was_if_refused(model: PreTrainedModel) -> Iterator[None]:
-    """Undo what adopting a model exchanges, when it fails."""
-    attention = model.config._attn_implementation or "eager"
-    training = {name for name, module in model.named_modules() if module.training}
-    try:
-        yield
-    except BaseException:
-        _restore_layers(model)
-        if model.config._attn_implementation != attention:
-            model.set_attn_implementation(attention)
-        for name, module in model.named_modules():
-            module.training = name in training
-        raise
-
-
-def _restore_layers(model: PreTrainedModel) -> None:
-    """Give the model its own linear layers back."""
-    unslab_linears(model)
-    restore_linears(model)
-    # An output layer that was the embedding is one with it again.
-    model.tie_weights()
 
 
 @contextmanager

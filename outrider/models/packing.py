@@ -77,7 +77,7 @@ class PackedLinear(nn.Module):
     """A linear layer `[..., in_features] -> [..., out_features]` over a packed weight.
 
     `weight` unpacks a copy on each access, bit for bit the original; `state_dict` holds that copy,
-    so a packed model saves as it was loaded.
+    so a packed model saves as it was loaded. `was_unpacked` says whether it was ever asked for.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -86,10 +86,12 @@ class PackedLinear(nn.Module):
         self.bias = bias if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         with torch.inference_mode():
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS_HINT)
+        self.was_unpacked = False
 
     @property
     def weight(self) -> Tensor:
         """The plain weight `[out_features, in_features]`, unpacked anew."""
+        self.was_unpacked = True
         return self._packed.to_dense()
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -220,6 +222,14 @@ def restore_linears(model: nn.Module) -> None:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, (FewRowsLinear, PackedLinear, FusedLinear)):
+                setattr(parent, name, _plain(child))
+
+
+def restore_unpacked(model: nn.Module) -> None:
+    """Put plain layers where a packed one's weight was asked for: a forward would do so again."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, PackedLinear) and child.was_unpacked:
                 setattr(parent, name, _plain(child))
 
 

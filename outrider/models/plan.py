@@ -138,7 +138,7 @@ def make_plan(
         InvalidConfig: rows that contradict each other or the staged rows.
         OutOfMemory: the cache is full.
     """
-    _check(rows)
+    check_rows(rows)
     spans: list[Span] = []
     positions: list[Tensor] = []
     first = 0
@@ -201,7 +201,12 @@ def _positions(span: Span) -> Tensor:
     return span.positions[-span.num_rows :]
 
 
-def _check(rows: Rows) -> None:
+def check_rows(rows: Rows) -> None:
+    """Refuse rows whose parts disagree in number.
+
+    Raises:
+        InvalidConfig: naming what disagrees.
+    """
     total = sum(rows.counts)
     if not rows.seqs or len(rows.seqs) != len(rows.counts) or min(rows.counts) < 1:
         raise InvalidConfig(
