@@ -1,8 +1,8 @@
 """A Hugging Face causal language model as a target: its own forward, our attention inside.
 
 The model's code stays its own; only its attention implementation is set to "outrider", which keeps
-keys and values in block pools. What cannot be rolled back or does not go through that door is
-refused by name.
+keys and values in block pools. A model whose attention does not go through that door keeps its own
+over the same blocks; what cannot be rolled back is refused by name.
 """
 
 from __future__ import annotations
@@ -23,17 +23,21 @@ from transformers.utils import logging
 from outrider.cache import CacheManager
 from outrider.errors import InvalidConfig, ModelError, TokenOutOfRange, UnsupportedModel
 from outrider.models.attention_cpu import attend_cpu
-from outrider.models.attention_op import Body, Forward, running
+from outrider.models.attention_op import Body
 from outrider.models.attention_strict import STRICT_BLOCK, StrictBody
 from outrider.models.base import Rows, Target
 from outrider.models.capability import (
     check_by_looking,
     check_logits,
+    failed_trial,
+    own_logits,
     refuse_experts,
-    trial_tokens,
-    try_out,
+    refuse_slab,
+    through_interface,
+    through_slab,
 )
 from outrider.models.device import pick_device
+from outrider.models.doors import Door
 from outrider.models.packing import PackedLinear, arrange_linears, restore_linears
 from outrider.models.plan import Plan, make_plan
 from outrider.models.registration import register
@@ -43,6 +47,7 @@ from outrider.models.strict import (
     slab_linears,
     unslab_linears,
 )
+from outrider.models.trial import TrialTexts, trial_rows, trial_texts, trial_wanted
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -76,9 +81,8 @@ class HuggingFaceTarget(Target):
         self.device = model.device
         self.dtype = model.dtype
         self._cache = CacheManager()
-        # Families hand a 4-D mask through unread, which saves making one in each forward.
-        self._no_mask = torch.empty(1, 1, 1, 1, dtype=torch.bool, device=self.device)
         self._picks_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._door: Door
         self._body: Body = attend_cpu
         self._align, self._row_multiple = 1, 1
         self.num_parameters = model.num_parameters()
@@ -121,15 +125,41 @@ class HuggingFaceTarget(Target):
         return cls(model, strict=strict, pack=pack, cache_bytes=cache_bytes)
 
     def _adopt(self, pack: bool) -> None:
-        tokens = trial_tokens(self.vocab_size, self.device)
-        own = try_out(self.model, tokens)
+        texts = trial_texts(self.vocab_size, self.device)
+        own = [own_logits(self.model, text) for text in (texts.main, texts.other)]
+        wanted = trial_wanted(*own)
+        self._door = self._choose_door(texts)
         if self.device.type == "cpu":
             arrange_linears(self.model, pack_all=self.strict and pack, pack=pack)
+        check_logits(self.model, self._try_out(texts), wanted)
         if self.strict:
             self._make_strict()
-        seq = self.open(len(tokens))
-        check_logits(self.model, self.score(Rows((seq,), (len(tokens),), tokens)), own)
-        self.close(seq)
+            check_logits(self.model, trial_rows(self, texts), wanted)
+
+    def _choose_door(self, texts: TrialTexts) -> Door:
+        attention = self.model.config._attn_implementation
+        found = through_interface(self.model, texts.main)
+        if isinstance(found, Door):
+            return found
+        if self.model.config._attn_implementation != attention:
+            self.model.set_attn_implementation(attention or "eager")
+        door = through_slab(self.model, found)
+        if self.strict:
+            refuse_slab(self.model)
+        return door
+
+    def _try_out(self, texts: TrialTexts) -> Tensor:
+        try:
+            return trial_rows(self, texts)
+        except RuntimeError:
+            # Some families view rows in ways (as complex numbers) that the strides of arranged
+            # layers do not allow: those keep plain ones.
+            restore_linears(self.model)
+            self.model.tie_weights()
+        try:
+            return trial_rows(self, texts)
+        except Exception as error:
+            raise failed_trial(self.model, error) from error
 
     def _make_strict(self) -> None:
         self._align, self._row_multiple = STRICT_BLOCK, STRICT_ROWS
@@ -178,7 +208,7 @@ class HuggingFaceTarget(Target):
             "parameters": self.num_parameters,
             "dtype": str(self.dtype).removeprefix("torch."),
             "device": str(self.device),
-            "attention": "outrider, canonical order" if self.strict else "outrider",
+            "attention": f"{self._door.name}, canonical order" if self.strict else self._door.name,
             "linears": linears,
             "strict": self.strict,
             "vocab_size": self.vocab_size,
@@ -204,7 +234,7 @@ class HuggingFaceTarget(Target):
         pad = -len(rows.tokens_R) % self._row_multiple
         plan = make_plan(self._cache, rows, self.device, align=self._align, pad=pad)
         self._check_length(plan)
-        with running(Forward(self._cache, plan, self._body)):
+        with self._door.entered(self._cache, plan, self._body):
             logits = self._forward(rows, plan, pad)
         for seq, span in zip(rows.seqs, plan.spans, strict=True):
             self._cache.stage(seq, span.num_rows, span.ancestors)
@@ -227,8 +257,7 @@ class HuggingFaceTarget(Target):
         inputs: dict[str, Any] = {
             "input_ids": (nn.functional.pad(tokens, (0, pad)) if pad else tokens)[None],
             "position_ids": plan.positions[None],
-            "attention_mask": self._no_mask,
-            "use_cache": False,
+            **self._door.inputs(self._cache, plan),
         }
         wanted = rows.logits_rows
         if wanted is None:

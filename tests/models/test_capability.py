@@ -33,17 +33,12 @@ SIZE = {
 REFUSED = {
     "mpt": ({"d_model": 32, "n_heads": 4, "n_layers": 2}, "position_ids"),
     "bloom": ({"n_head": 4, "n_layer": 2}, "position_ids"),
-    "falcon": ({}, "attention interface"),
-    "mamba2": ({"num_heads": 8, "head_dim": 8, "n_groups": 2}, "recurrent"),
-    "llama4_text": (
-        {
-            "intermediate_size_mlp": 32,
-            "num_local_experts": 2,
-            "head_dim": 8,
-            "attention_chunk_size": 8,
-        },
-        "masks attention",
+    "falcon": ({"alibi": True}, "alibi"),
+    "gpt_neo": (
+        {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
+        "bounded by window_size",
     ),
+    "mamba2": ({"num_heads": 8, "head_dim": 8, "n_groups": 2}, "recurrent"),
     "bert": ({"is_decoder": False}, "masks attention"),
 }
 
