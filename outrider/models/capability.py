@@ -105,28 +105,25 @@ def refuse_slab(model: PreTrainedModel) -> None:
     )
 
 
-def through_interface(model: PreTrainedModel, tokens: Tensor) -> InterfaceDoor | UnsupportedModel:
+def through_interface(model: PreTrainedModel, tokens: Tensor) -> InterfaceDoor | str:
     """Set the model's attention to the op, try it, and return the door, or why there is none.
 
     Raises:
         UnsupportedModel: a mask that no other door could follow either.
     """
     if not model._can_set_attn_implementation():
-        return _refusal(
-            model, "its attention does not go through transformers' attention interface"
-        )
+        return "its attention does not go through transformers' attention interface"
     try:
         model.set_attn_implementation(NAME)
         trial = observe(model, tokens)
     except Exception as error:
-        return failed_trial(model, error)
+        return _failure(error)
     layers = [call.layer for call in trial.calls]
     wanted = model.config.get_text_config().num_hidden_layers
     if len(set(layers)) != wanted or len(layers) != wanted or None in layers:
-        return _refusal(
-            model,
+        return (
             f"{len(set(layers))} of its {wanted} layers call the attention interface by their own "
-            f"index, in {len(layers)} calls",
+            f"index, in {len(layers)} calls"
         )
     reaches = check_trial(model, trial)
     text = model.config.get_text_config()
@@ -134,15 +131,17 @@ def through_interface(model: PreTrainedModel, tokens: Tensor) -> InterfaceDoor |
     return InterfaceDoor(tokens.device, reaches, counts_rows=counts_rows)
 
 
-def through_slab(model: PreTrainedModel, reason: UnsupportedModel) -> SlabDoor:
+def through_slab(model: PreTrainedModel, reason: str) -> SlabDoor:
     """Return the door of a model that keeps its own attention, if nothing speaks against it.
 
+    `reason` is why it does not go through the interface.
+
     Raises:
-        UnsupportedModel: the reason it was refused at the interface, or one of its own.
+        UnsupportedModel: that reason, or one of its own.
     """
     text = model.config.get_text_config()
     if "past_key_values" not in inspect.signature(model.forward).parameters:
-        raise reason
+        raise _refusal(model, reason)
     bounded = sorted(name for name in text.to_dict() if _bounds(name, getattr(text, name, None)))
     if bounded:
         raise _refusal(
@@ -150,7 +149,7 @@ def through_slab(model: PreTrainedModel, reason: UnsupportedModel) -> SlabDoor:
             f"its own attention is bounded by {', '.join(bounded)}, which only the attention "
             "interface can follow",
         )
-    return SlabDoor(int(text.num_hidden_layers), model.dtype)
+    return SlabDoor(int(text.num_hidden_layers), model.dtype, reason)
 
 
 def _bounds(name: str, value: object) -> bool:
@@ -234,7 +233,11 @@ def check_logits(model: PreTrainedModel, got: Tensor, own: Tensor) -> None:
 
 def failed_trial(model: PreTrainedModel, error: Exception) -> UnsupportedModel:
     """Return the refusal of a model whose trial raised."""
-    return _refusal(model, f"a trial forward failed ({type(error).__name__}: {error})")
+    return _refusal(model, _failure(error))
+
+
+def _failure(error: Exception) -> str:
+    return f"a trial forward failed ({type(error).__name__}: {error})"
 
 
 def _refusal(model: PreTrainedModel, reason: str) -> UnsupportedModel:

@@ -26,7 +26,9 @@ class Door(ABC):
     """A way into a model's forward: the inputs beside tokens and positions."""
 
     name: str
-    """What reports call the path."""
+    """Whose attention it is, for reports."""
+    path: str
+    """The way in, for reports, and why not the first choice."""
 
     @abstractmethod
     def inputs(self, cache: CacheManager, plan: Plan) -> dict[str, Any]:
@@ -42,6 +44,7 @@ class InterfaceDoor(Door):
     """Through transformers' attention interface: the op writes, attends and masks by the plan."""
 
     name = "outrider"
+    path = "attention interface"
 
     def __init__(
         self, device: torch.device, reaches: Mapping[int, Reach | None], *, counts_rows: bool

@@ -16,8 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 from transformers.utils import logging
 
 from outrider.cache import CacheManager
@@ -36,10 +39,12 @@ from outrider.models.capability import (
     through_interface,
     through_slab,
 )
+from outrider.models.context import context_of
 from outrider.models.device import pick_device
 from outrider.models.doors import Door
 from outrider.models.packing import PackedLinear, arrange_linears, restore_linears
 from outrider.models.plan import Plan, make_plan
+from outrider.models.regimes import TwoRegimes
 from outrider.models.registration import register
 from outrider.models.strict import (
     STRICT_ROWS,
@@ -77,10 +82,17 @@ class HuggingFaceTarget(Target):
         self.strict = strict
         config = model.config.get_text_config()
         self.vocab_size = int(config.vocab_size)
-        self.max_length = getattr(config, "max_position_embeddings", None)
+        context = context_of(config)
+        self.max_length = context.max_length
         self.device = model.device
         self.dtype = model.dtype
         self._cache = CacheManager()
+        self._texts = (
+            self._cache
+            if context.switch is None
+            else TwoRegimes(self._cache, self._read, context.switch)
+        )
+        self._long_position = context.switch or 0
         self._picks_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._door: Door
         self._body: Body = attend_cpu
@@ -114,9 +126,10 @@ class HuggingFaceTarget(Target):
         """
         folder = model_folder(path)
         device = pick_device("cpu" if device is None else device)
+        known_as = _auto_class(folder)
         try:
             with _no_progress_bar():
-                model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+                model: PreTrainedModel = known_as.from_pretrained(
                     folder, dtype=dtype or default_dtype(device), local_files_only=True
                 )
             model.to(device=device)  # pyright: ignore[reportCallIssue]
@@ -190,15 +203,15 @@ class HuggingFaceTarget(Target):
 
     def open(self, reserve: int) -> int:
         """Return the handle of a new empty sequence."""
-        return self._cache.open(reserve)
+        return self._texts.open(reserve)
 
     def length(self, seq: int) -> int:
         """Return the number of committed tokens."""
-        return self._cache.length(seq)
+        return self._texts.length(seq)
 
     def num_staged(self, seq: int) -> int:
         """Return the number of rows staged since the last commit or discard."""
-        return self._cache.num_staged(seq)
+        return self._texts.num_staged(seq)
 
     def info(self) -> dict[str, Any]:
         """What runs, and in which arithmetic, for reports."""
@@ -209,6 +222,7 @@ class HuggingFaceTarget(Target):
             "dtype": str(self.dtype).removeprefix("torch."),
             "device": str(self.device),
             "attention": f"{self._door.name}, canonical order" if self.strict else self._door.name,
+            "path": self._door.path,
             "linears": linears,
             "strict": self.strict,
             "vocab_size": self.vocab_size,
@@ -231,26 +245,41 @@ class HuggingFaceTarget(Target):
             OutOfMemory: the cache is full.
         """
         self._check_tokens(rows.tokens_R)
+        if not isinstance(self._texts, TwoRegimes):
+            return self._read(rows)
+        logits = self._texts.score(rows)
+        return logits if len(logits) else self._no_logits()
+
+    def _read(self, rows: Rows, long: bool = False) -> Tensor:
+        """Run one forward over the cache's sequences; `long`: with the long rotary frequencies."""
         pad = -len(rows.tokens_R) % self._row_multiple
+        if long:
+            # The frequencies follow the forward's longest row: one more row beside makes sure.
+            pad = pad or self._row_multiple
         plan = make_plan(self._cache, rows, self.device, align=self._align, pad=pad)
         self._check_length(plan)
+        if long:
+            plan.positions[-pad:] = self._long_position
         with self._door.entered(self._cache, plan, self._body):
             logits = self._forward(rows, plan, pad)
         for seq, span in zip(rows.seqs, plan.spans, strict=True):
             self._cache.stage(seq, span.num_rows, span.ancestors)
         return logits
 
+    def _no_logits(self) -> Tensor:
+        return torch.empty(0, self.vocab_size, dtype=self.dtype, device=self.device)
+
     def commit(self, seq: int, path: int | Sequence[int]) -> None:
         """Keep the first `path` staged rows, or those it names; forget the others."""
-        self._cache.commit(seq, path)
+        self._texts.commit(seq, path)
 
     def discard(self, seq: int) -> None:
         """Forget every staged row of the sequence."""
-        self._cache.discard(seq)
+        self._texts.discard(seq)
 
     def close(self, seq: int) -> None:
         """Give back the sequence's blocks."""
-        self._cache.close(seq)
+        self._texts.close(seq)
 
     def _forward(self, rows: Rows, plan: Plan, pad: int) -> Tensor:
         tokens = rows.tokens_R.to(self.device)
@@ -264,7 +293,7 @@ class HuggingFaceTarget(Target):
             return self.model(**inputs).logits[0, : len(tokens)]
         if wanted.numel() == 0:
             self.model.base_model(**inputs)
-            return torch.empty(0, self.vocab_size, dtype=self.dtype, device=self.device)
+            return self._no_logits()
         wanted = wanted.to(self.device)
         if not self._picks_rows:
             return self.model(**inputs).logits[0, wanted]
@@ -338,11 +367,9 @@ def _no_progress_bar() -> Iterator[None]:
 
 def unreadable(folder: Path, error: Exception) -> ModelError:
     """Return the typed error for a folder that transformers could not load."""
-    try:
-        family = json.loads((folder / "config.json").read_text()).get("model_type")
-    except (OSError, ValueError, AttributeError):
-        family = None
-    if family is not None and family not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    family = _saved_config(folder).get("model_type")
+    known = (*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
+    if family is not None and family not in known:
         return UnsupportedModel(
             f"the model in {str(folder)!r} is of type {family!r}, which transformers does not know "
             "as a causal language model (a model's own code is not run); give a decoder-only model"
@@ -352,6 +379,30 @@ def unreadable(folder: Path, error: Exception) -> ModelError:
         f"the model in {str(folder)!r} cannot be loaded: {reason[0]}; "
         "save it again with save_pretrained"
     )
+
+
+def _auto_class(folder: Path) -> Any:
+    saved = _saved_config(folder)
+    family = saved.get("model_type")
+    # Of some of these transformers would load the decoder alone, which is no language model.
+    if saved.get("is_encoder_decoder"):
+        raise UnsupportedModel(
+            f"the {family} model in {str(folder)!r} cannot be a target: it is an encoder-decoder; "
+            "only decoder-only language models can be a target"
+        )
+    if family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return AutoModelForCausalLM
+    # The language model of an image-text model is used with its text alone.
+    pictures = family in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    return AutoModelForImageTextToText if pictures else AutoModelForCausalLM
+
+
+def _saved_config(folder: Path) -> dict[str, Any]:
+    try:
+        saved = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return saved if isinstance(saved, dict) else {}
 
 
 def default_dtype(device: torch.device) -> torch.dtype:

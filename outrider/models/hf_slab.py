@@ -28,8 +28,9 @@ class SlabDoor(Door):
 
     name = "slab"
 
-    def __init__(self, num_layers: int, dtype: torch.dtype) -> None:
+    def __init__(self, num_layers: int, dtype: torch.dtype, reason: str) -> None:
         self._num_layers, self._dtype = num_layers, dtype
+        self.path = f"slab ({reason})"
 
     def inputs(self, cache: CacheManager, plan: Plan) -> dict[str, Any]:
         """Return the cache of this forward's rows, and the mask over its tokens."""
@@ -74,8 +75,9 @@ class SlabLayer(CacheLayerMixin):
         """Write the rows, `[1, G, R, D]`, and return all tokens, `[1, G, S, D]`."""
         pool = self._cache.pool(self._layer, key_states[0], value_states[0])
         own_R, every_S = self._own_R.to(key_states.device), self._every_S.to(key_states.device)
-        pool.keys[:, own_R] = key_states[0]
-        pool.values[:, own_R] = value_states[0]
+        # Rows beyond the sequences' own only pad the forward.
+        pool.keys[:, own_R] = key_states[0, :, : len(own_R)]
+        pool.values[:, own_R] = value_states[0, :, : len(own_R)]
         return pool.keys[None, :, every_S], pool.values[None, :, every_S]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -94,7 +96,7 @@ class SlabLayer(CacheLayerMixin):
 def slab_mask(plan: Plan, dtype: torch.dtype) -> Float[Tensor, "1 1 R S"]:
     """Return 0 where a row sees a token and the lowest number where not."""
     device = plan.positions.device
-    rows, count = plan.spans[-1].last, sum(span.slots.count for span in plan.spans)
+    rows, count = len(plan.positions), sum(span.slots.count for span in plan.spans)
     mask_RS = torch.full((rows, count), torch.finfo(dtype).min, dtype=dtype, device=device)
     first = 0
     for span in plan.spans:

@@ -212,11 +212,20 @@ FAMILIES = {
 }  # fmt: skip
 
 
+TELLING = ("llama", "qwen2", "gemma2", "gpt-oss", "llama4", "falcon")
+"""Families that stand for the ways keys are reached: all, windows, sinks, chunks, the slab."""
+
+
 def random_model(family: str, attention: str = "eager", seed: int = 0) -> PreTrainedModel:
     """Return the family's tiny model; all weights but norms are normal of deviation 0.2."""
-    known = FAMILIES[family]
-    auto = AutoModelForCausalLM if known.vision is None else AutoModelForImageTextToText
-    model = auto.from_config(known.config(), attn_implementation=attention)
+    return with_weights(FAMILIES[family].config(), attention, seed)
+
+
+def with_weights(config: Any, attention: str = "eager", seed: int = 0) -> PreTrainedModel:
+    """Return the model of a configuration, with such weights."""
+    whole = hasattr(config, "vision_config")
+    auto = AutoModelForImageTextToText if whole else AutoModelForCausalLM
+    model = auto.from_config(config, attn_implementation=attention)
     noise = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():

@@ -11,6 +11,7 @@ from outrider.models.hf import HuggingFaceTarget
 from outrider.models.reach import Chunk, Window
 from tests.models.families import (
     FAMILIES,
+    TELLING,
     ancestors_of,
     one_thread,
     plain_logits,
@@ -24,8 +25,6 @@ TOLERANCE = 1e-5
 PARENTS = [-1, 0, 0, 1, 1, 2, 5, 3]
 TREES = [PARENTS, [-1, 0, 1], [-1], [-1, 0, 0, 0], [-1, -1, 0, 1]]
 PREFIXES = (17, 26, 3, 9, 1)
-TELLING = ("llama", "qwen2", "gemma2", "gpt-oss", "llama4", "falcon")
-"""Families that stand for the ways keys are reached: all, windows, sinks, chunks, the slab."""
 NO_LOGITS = torch.empty(0, dtype=torch.int64)
 
 

@@ -1,0 +1,71 @@
+"""Every family under the engine: the tokens of plain decoding, whoever drafts, alone and in a batch."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from outrider.drafters import NgramDrafter
+from outrider.models.hf import HuggingFaceTarget
+from tests.engine.toys import decoder
+from tests.models.families import (
+    FAMILIES,
+    SHAPE,
+    TELLING,
+    one_thread,
+    plain_logits,
+    random_model,
+    random_tokens,
+    with_weights,
+)
+
+LENGTH = 64
+SEED = 11
+PROMPTS = [random_tokens(n, n).tolist() for n in (17, 26, 3, 9, 1)]
+
+single = pytest.fixture(scope="module", autouse=True)(one_thread)
+
+
+@cache
+def draft_model() -> HuggingFaceTarget:
+    """A smaller random model of the same vocabulary."""
+    config = LlamaConfig(**{**SHAPE, "num_hidden_layers": 1, "hidden_size": 32, "head_dim": 8})
+    return HuggingFaceTarget(with_weights(config, seed=5))
+
+
+def plain_greedy(family: str, prompt: list[int], count: int) -> list[int]:
+    """The family's own eager forward over the whole text, one token at a time."""
+    model, text = random_model(family), list(prompt)
+    for _ in range(count):
+        text.append(int(plain_logits(model, torch.tensor(text))[-1].argmax()))
+    return text[len(prompt) :]
+
+
+def families() -> list:
+    """Those that tell most by default, the others when all is asked for."""
+    return [
+        pytest.param(family, marks=() if family in TELLING else pytest.mark.slow)
+        for family in FAMILIES
+    ]
+
+
+@pytest.mark.parametrize("family", families())
+def test_greedy_and_coupled_tokens_are_plain_decodings(family: str) -> None:
+    target = HuggingFaceTarget(random_model(family))
+    for sampling, seed in ({"temperature": 0.0}, None), ({"temperature": 0.7}, SEED):
+        plain = decoder(None, target, **sampling).generate_batch(PROMPTS, LENGTH, seed=seed)
+        assert all(len(text) == LENGTH for text in plain)
+        if seed is None:
+            assert plain[2] == plain_greedy(family, PROMPTS[2], LENGTH)
+        else:
+            other = decoder(None, target, **sampling).generate_batch(PROMPTS, LENGTH, seed=seed + 1)
+            assert other != plain
+        for draft in (NgramDrafter(1, 3), draft_model()):
+            fast = decoder(draft, target, 4, **sampling)
+            assert fast.generate_batch(PROMPTS, LENGTH, seed=seed) == plain
+            assert fast.generate(PROMPTS[0], LENGTH, seed=seed) == plain[0]
+            # Some guesses were right and some wrong: cached rows were kept, and forgotten.
+            assert 0 < fast.metrics.acceptance_rate < 1
