@@ -78,14 +78,19 @@ def check_by_looking(model: PreTrainedModel) -> None:
         raise _refusal(model, "its attention bias (alibi) is built from a mask, not from positions")
 
 
+def has_experts(model: PreTrainedModel) -> bool:
+    """Return whether the model is a mixture of experts."""
+    text = model.config.get_text_config()
+    return any((getattr(text, name, None) or 1) > 1 for name in EXPERT_COUNTS)
+
+
 def refuse_experts(model: PreTrainedModel) -> None:
     """Refuse a mixture of experts for strict: an expert sees as many rows as the others leave it.
 
     Raises:
         UnsupportedModel: naming the family.
     """
-    text = model.config.get_text_config()
-    if any((getattr(text, name, None) or 1) > 1 for name in EXPERT_COUNTS):
+    if has_experts(model):
         raise UnsupportedModel(
             f"strict=True cannot be kept by the {model.config.model_type} model: its experts see "
             "varying numbers of rows, so a row's bits depend on its neighbours; use strict=False"
@@ -216,19 +221,28 @@ def check_trial(model: PreTrainedModel, trial: Trial) -> Mapping[int, Reach | No
     return reaches
 
 
-def check_logits(model: PreTrainedModel, got: Tensor, own: Tensor) -> None:
+def row_errors(got: Tensor, own: Tensor) -> Tensor:
+    """Return each row's largest difference in units of the largest of the model's own logits."""
+    got, own = got.float(), own.float()
+    return (got - own).abs().amax(-1) / own.abs().max().clamp_min(1e-30)
+
+
+def check_logits(model: PreTrainedModel, errors: Tensor) -> None:
     """Refuse a model whose cached rows are not its own.
 
     Raises:
         UnsupportedModel: with the measured difference.
     """
-    error = float(
-        (got.float() - own.float()).abs().max() / own.float().abs().max().clamp_min(1e-30)
-    )
-    if not error <= TRIAL_TOLERANCE.get(own.dtype, 0.1):
+    error = float(errors.max())
+    if not is_close(model, error):
         raise _refusal(
             model, f"its cached rows differ from its own by {error:.1e} of the largest logit"
         )
+
+
+def is_close(model: PreTrainedModel, error: float) -> bool:
+    """Return whether an error is no more than the arithmetic of the model's dtype explains."""
+    return error <= TRIAL_TOLERANCE.get(model.dtype, 0.1)
 
 
 def failed_trial(model: PreTrainedModel, error: Exception) -> UnsupportedModel:

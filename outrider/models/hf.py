@@ -33,9 +33,12 @@ from outrider.models.capability import (
     check_by_looking,
     check_logits,
     failed_trial,
+    has_experts,
+    is_close,
     own_logits,
     refuse_experts,
     refuse_slab,
+    row_errors,
     through_interface,
     through_slab,
 )
@@ -56,6 +59,9 @@ from outrider.models.trial import TrialTexts, trial_rows, trial_texts, trial_wan
 
 if TYPE_CHECKING:
     from jaxtyping import Float
+
+EXPERT_TRIALS = 8
+"""Texts a mixture of experts is tried on before it is refused."""
 
 
 class HuggingFaceTarget(Target):
@@ -139,15 +145,35 @@ class HuggingFaceTarget(Target):
 
     def _adopt(self, pack: bool) -> None:
         texts = trial_texts(self.vocab_size, self.device)
-        own = [own_logits(self.model, text) for text in (texts.main, texts.other)]
-        wanted = trial_wanted(*own)
+        wanted = self._own_rows(texts)
         self._door = self._choose_door(texts)
         if self.device.type == "cpu":
             arrange_linears(self.model, pack_all=self.strict and pack, pack=pack)
-        check_logits(self.model, self._try_out(texts), wanted)
+        errors = row_errors(self._try_out(texts), wanted)
+        if has_experts(self.model):
+            errors = self._try_again(errors)
+        check_logits(self.model, errors)
         if self.strict:
             self._make_strict()
-            check_logits(self.model, trial_rows(self, texts), wanted)
+            check_logits(self.model, row_errors(trial_rows(self, texts), wanted))
+
+    def _own_rows(self, texts: TrialTexts) -> Tensor:
+        own = [own_logits(self.model, text) for text in (texts.main, texts.other)]
+        return trial_wanted(*own)
+
+    def _try_again(self, errors: Tensor) -> Tensor:
+        """Return each row's smallest error over other texts, until all are small.
+
+        A last bit may send a row to another expert. That hits a row here and there; a key that is
+        hidden or a position that is wrong hits the same rows in every text.
+        """
+        for attempt in range(1, EXPERT_TRIALS):
+            if is_close(self.model, float(errors.max())):
+                break
+            texts = trial_texts(self.vocab_size, self.device, attempt)
+            again = row_errors(trial_rows(self, texts), self._own_rows(texts))
+            errors = torch.minimum(errors, again)
+        return errors
 
     def _choose_door(self, texts: TrialTexts) -> Door:
         attention = self.model.config._attn_implementation

@@ -27,9 +27,10 @@ class TrialTexts:
     other: Tensor
 
 
-def trial_texts(vocab_size: int, device: torch.device) -> TrialTexts:
-    """Return two texts of a few different tokens."""
-    tokens = (torch.arange(1, LENGTH + 2, device=device) * 7919) % vocab_size
+def trial_texts(vocab_size: int, device: torch.device, attempt: int = 0) -> TrialTexts:
+    """Return two texts of a few different tokens, others at each attempt."""
+    first = 1 + attempt * (LENGTH + 1)
+    tokens = (torch.arange(first, first + LENGTH + 1, device=device) * 7919) % vocab_size
     return TrialTexts(tokens[:LENGTH], torch.cat((tokens[:FORK], tokens[LENGTH:])))
 
 

@@ -212,6 +212,12 @@ FAMILIES = {
 }  # fmt: skip
 
 
+EXPERTS = (
+    "llama4", "qwen2-moe", "qwen3-moe", "mixtral", "phimoe", "gpt-oss", "glm4-moe", "granite-moe",
+    "olmoe", "afmoe", "deepseek-v2", "deepseek-v3",
+)  # fmt: skip
+"""Mixtures of experts, which strict refuses."""
+
 TELLING = ("llama", "qwen2", "gemma2", "gpt-oss", "llama4", "falcon")
 """Families that stand for the ways keys are reached: all, windows, sinks, chunks, the slab."""
 

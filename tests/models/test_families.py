@@ -1,6 +1,7 @@
 """Every family's flat rows equal separate plain forwards: chains, trees, ragged batches."""
 
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from outrider.models.base import Rows
 from outrider.models.hf import HuggingFaceTarget
 from outrider.models.reach import Chunk, Window
 from tests.models.families import (
+    EXPERTS,
     FAMILIES,
     TELLING,
     ancestors_of,
@@ -79,6 +81,17 @@ def test_every_node_equals_a_plain_forward_of_its_path(family, size, shape):
     assert relative_error(target.score(rows), want) < TOLERANCE
     for seq in seqs:
         target.close(seq)
+
+
+def test_the_page_names_every_family_under_its_path():
+    """docs/own-models.md has what is tested here, and nothing else."""
+    page = Path("docs/own-models.md").read_text()
+    rows = [line.split("|")[1:4] for line in page.splitlines() if line.startswith("| ")]
+    named = {path.strip(): set(names.strip().split(", ")) for path, names, _ in rows}
+    slab = {name for name, family in FAMILIES.items() if family.path == "slab"}
+    assert named["slab"] == slab
+    assert named["attention interface, experts"] == set(EXPERTS)
+    assert named["attention interface"] == set(FAMILIES) - slab - set(EXPERTS)
 
 
 def test_chunks_equal_one_plain_forward(pair):

@@ -8,6 +8,7 @@ from outrider.errors import UnsupportedModel
 from outrider.models.base import Rows
 from outrider.models.hf import HuggingFaceTarget
 from tests.models.families import (
+    EXPERTS,
     FAMILIES,
     ancestors_of,
     one_thread,
@@ -108,10 +109,6 @@ def test_without_strict_bits_differ(dtype):
     assert not torch.equal(read(target, tokens, counts), read(target, tokens, [LENGTH]))
 
 
-EXPERTS = (
-    "llama4", "qwen2-moe", "qwen3-moe", "mixtral", "phimoe", "gpt-oss", "glm4-moe", "granite-moe",
-    "olmoe", "afmoe", "deepseek-v2", "deepseek-v3",
-)  # fmt: skip
 SLABS = tuple(name for name, family in FAMILIES.items() if family.path == "slab")
 STRICT = [name for name in FAMILIES if name not in EXPERTS + SLABS]
 BY_DEFAULT = ("gemma3", "cohere2", "phi3", "gpt2", "minicpm3")
@@ -159,7 +156,9 @@ def read_open(target, tokens):
 def test_experts_and_attention_of_their_own_are_refused(family):
     reason = "experts" if family in EXPERTS else "attention interface"
     model = random_model(family)
-    with pytest.raises(UnsupportedModel, match=rf"strict=True.*{model.config.model_type}.*{reason}"):
+    with pytest.raises(
+        UnsupportedModel, match=rf"strict=True.*{model.config.model_type}.*{reason}"
+    ):
         HuggingFaceTarget(model, strict=True)
 
 
