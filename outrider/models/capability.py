@@ -160,7 +160,8 @@ def through_slab(model: PreTrainedModel, reason: str) -> SlabDoor:
 def _bounds(name: str, value: object) -> bool:
     if name == "layer_types":
         return value is not None and set(value) != {"full_attention"}  # type: ignore[call-overload]
-    return bool(value) and any(mark in name for mark in ("window", "chunk", "local", "sparse"))
+    marked = any(mark in name for mark in ("window", "chunk", "local", "sparse"))
+    return bool(value) and marked and "expert" not in name
 
 
 @torch.inference_mode()
@@ -203,16 +204,16 @@ def check_trial(model: PreTrainedModel, trial: Trial) -> Mapping[int, Reach | No
         UnsupportedModel: unknown masks, lost windows.
     """
     try:
-        asked = {recognise(request.function, request.size) for request in trial.masks}
-        made = [call.mask and recognise(call.mask.function, call.mask.size) for call in trial.calls]
+        known = {id(asked): recognise(asked.function, asked.size) for asked in trial.masks}
     except (ValueError, IndexError) as error:
         raise _refusal(
             model, "it masks attention otherwise than causally, by a sliding window or by chunks"
         ) from error
     reaches: dict[int, Reach | None] = {}
-    for call, reach in zip(trial.calls, made, strict=True):
+    for call in trial.calls:
         named = None if call.window is None else Window(call.window)
-        if call.mask is None and asked != {named}:
+        reach = None if call.mask is None else known[id(call.mask)]
+        if call.mask is None and set(known.values()) != {named}:
             raise _refusal(model, f"layer {call.layer} names {named} and makes a mask of its own")
         if call.mask is not None and named not in (None, reach):
             raise _refusal(model, f"layer {call.layer} names {named} but masks {reach}")

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from outrider.errors import InvalidConfig, ModelError, TokenOutOfRange, UnsupportedModel
-from outrider.models import hf, plan
+from outrider.models import hf, plan, trial
 from outrider.models.attention_cpu import attend_cpu
 from outrider.models.base import Rows
 from outrider.models.hf import HuggingFaceTarget, default_dtype
@@ -88,6 +88,22 @@ def test_the_trial_sees_what_shows_in_trees_alone(family, monkeypatch):
     monkeypatch.setattr(plan.Span, "_work_out", as_chain)
     with pytest.raises(UnsupportedModel, match=r"cached rows differ from its own"):
         HuggingFaceTarget(random_model(family))
+
+
+def test_experts_in_16_bits_are_not_refused_for_a_last_bit(monkeypatch):
+    """A row that another expert took is no fault; the same row wrong in every text is one."""
+    for seed in range(3):
+        HuggingFaceTarget(random_model("gpt-oss", seed=seed).to(torch.bfloat16))
+    last_node = trial.FIRST + trial.SECOND + trial.LENGTH - trial.FIRST
+
+    def wrong_branch(target, texts):
+        rows = trial.trial_rows(target, texts).clone()
+        rows[last_node] = rows[last_node].roll(1)
+        return rows
+
+    monkeypatch.setattr(hf, "trial_rows", wrong_branch)
+    with pytest.raises(UnsupportedModel, match=r"gpt_oss.*differ from its own"):
+        HuggingFaceTarget(random_model("gpt-oss").to(torch.bfloat16))
 
 
 def test_rows_that_are_not_the_models_own_are_refused(monkeypatch):

@@ -78,7 +78,7 @@ def test_a_short_text_beside_a_long_one_is_the_short_one_alone():
     assert relative_error(got[5:], plain_logits(model, long)[64:]) < TOLERANCE
 
 
-@pytest.mark.parametrize("start", [26, 29, 30, 31, 32, 33])
+@pytest.mark.parametrize("start", [26, 29, 31, 32])
 def test_rows_on_both_sides_of_the_switch_have_their_own_frequencies(start):
     model, target = longrope(), HuggingFaceTarget(longrope())
     prefix, nodes = random_tokens(start), random_tokens(len(PARENTS), 2)
