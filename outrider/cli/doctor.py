@@ -14,7 +14,7 @@ import typer
 from outrider.cli import options, terminal
 from outrider.cli.timing import measure
 from outrider.config import SamplingParams
-from outrider.errors import OutriderError
+from outrider.errors import OutriderError, UnsupportedModel
 
 if TYPE_CHECKING:
     from outrider.llm import LLM
@@ -24,6 +24,7 @@ SELF_TEST_PROMPT = "def main():\n    "
 SELF_TEST_TOKENS = 32
 NOT_EQUAL = 1
 UNUSABLE = 2
+REFUSED = "refused"
 PASSED, FAILED, NOT_TO_BE_HAD = "passed", "failed", "not to be had"
 
 
@@ -35,6 +36,9 @@ def doctor(
     json_output: options.Json = False,
 ) -> int:
     """Report versions, device, arithmetic, attention path, and whether model and drafter fit.
+
+    The path is the attention interface, or the slab for a model that keeps its own attention, or
+    refused, each with the reason.
 
     The self-test decodes a few tokens plainly and speculatively under --strict, greedily and with a
     seed, and says whether they are the very same. Exit code 2 where the pair cannot be used, 1
@@ -98,6 +102,8 @@ def pair(model: str, drafter: str, dtype: str | None, device: str | None) -> dic
     loading = options.Loading(model, drafter, strict=False, dtype=dtype, device=device)
     try:
         info = loading.load().info()
+    except UnsupportedModel as error:
+        return {"compatible": False, "path": REFUSED, "reason": str(error)}
     except OutriderError as error:
         return {"compatible": False, "reason": str(error)}
     return {"compatible": True, **info, **strict_report(replace(loading, strict=True))}

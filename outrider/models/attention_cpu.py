@@ -43,7 +43,7 @@ def attend_cpu(
     heads, rows, dim = query.shape
     groups, count, _ = keys.shape
     folded = query.reshape(groups, heads // groups * rows, dim)
-    if _flash_pays(query, visible, options):
+    if keys.shape[-1] == values.shape[-1] and _flash_pays(query, visible, options):
         out = _in_two_parts(folded, keys, values, visible, options)
     elif (
         options.softcap is None
@@ -69,7 +69,8 @@ def _whole(
 
 
 def _flash_pays(query: Tensor, visible: Visible, options: Options) -> bool:
-    # torch's kernel has no soft cap and no mask, and few float32 rows are faster as a product.
+    # torch's kernel has no soft cap, no mask and one width for keys and values, and few float32
+    # rows are faster as a product.
     if query.device.type != "cpu" or options.softcap is not None:
         return False
     short = query.dtype in (torch.bfloat16, torch.float16)

@@ -5,10 +5,10 @@ slots and lets each row attend to its sequence's committed tokens and to the sta
 makes visible.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from outrider.cache import CacheManager, LayerPool
 from outrider.models.plan import Plan, Span, Visible
+from outrider.models.reach import Reach
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +33,15 @@ Body = Callable[[Tensor, Tensor, Tensor, Visible, Options], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A forward in progress: where keys go, who sees what, and which body computes it."""
+    """A forward in progress: where keys go, who sees what, and which body computes it.
+
+    `reaches` bounds what the rows of a layer see; a layer without one sees every earlier token.
+    """
 
     cache: CacheManager
     plan: Plan
     body: Body
+    reaches: Mapping[int, Reach | None] = field(default_factory=dict[int, Reach | None])
 
     def attend(
         self,
@@ -44,25 +49,28 @@ class Forward:
         query: Tensor,
         keys: Tensor,
         values: Tensor,
-        window: int | None,
         options: Options,
     ) -> Tensor:
-        """Write the rows' keys and values and return their attention `[1, R, H, D]`.
+        """Write the rows' keys and values and return their attention `[1, R, H, E]`, contiguous.
 
-        `query` `[1, H, R, D]`, `keys` and `values` `[1, G, R, D]`; rows without a span get zeros.
+        `query` `[1, H, R, D]`, `keys` `[1, G, R, D]`, `values` `[1, G, R, E]`; rows without a span
+        get zeros.
         """
         query, keys, values = query[0], keys[0], values[0]
+        reach = self.reaches.get(layer)
         pool = self.cache.pool(layer, keys, values)
         spans = self.plan.spans
         rows = query.shape[1]
         if len(spans) == 1 and spans[0].num_rows == rows:
             rows_QKV = query, keys, values
-            return self._attend_span(pool, spans[0], rows_QKV, window, options).unsqueeze(0)
+            out = self._attend_span(pool, spans[0], rows_QKV, reach, options)
+            # Families take views of what they get, as of their own attention's output.
+            return out.contiguous().unsqueeze(0)
         out = query.new_zeros(1, rows, query.shape[0], values.shape[-1])
         for span in spans:
             own = slice(span.first, span.last)
             rows_QKV = query[:, own], keys[:, own], values[:, own]
-            out[0, own] = self._attend_span(pool, span, rows_QKV, window, options)
+            out[0, own] = self._attend_span(pool, span, rows_QKV, reach, options)
         return out
 
     def _attend_span(
@@ -70,12 +78,12 @@ class Forward:
         pool: LayerPool,
         span: Span,
         rows_QKV: tuple[Tensor, Tensor, Tensor],
-        window: int | None,
+        reach: Reach | None,
         options: Options,
     ) -> Tensor:
         query, keys, values = rows_QKV
         slots, rows = span.slots, span.num_rows
-        visible = span.visible(window)
+        visible = span.visible(reach, keys.device)
         if slots.start is not None:
             first, own, last = (
                 slots.start + t for t in (visible.first, slots.count - rows, slots.count)
@@ -95,16 +103,23 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerCall:
-    """One call of the op in a plain forward: the window the layer named and its mask's.
+class MaskRequest:
+    """A mask a family asked for: its function of (batch, head, row, key), its size or None."""
 
-    A mask the family made over by itself has lost its note: `mask_known` is then False.
+    function: Callable[..., Any]
+    size: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """One call of the op in a plain forward: the window the layer named and the mask it was given.
+
+    `mask` is None where the family made its mask over by itself, which loses the note on it.
     """
 
     layer: int | None
     window: int | None
-    mask_window: int | None
-    mask_known: bool
+    mask: MaskRequest | None
 
 
 _forward: ContextVar[Forward | None] = ContextVar("outrider_forward", default=None)
@@ -133,9 +148,9 @@ def observing(observer: Callable[[LayerCall], None]) -> Iterator[None]:
         _observer.reset(token)
 
 
-def note_window(mask: Tensor, window: int | None) -> None:
-    """Remember the window a mask was made for, so that an observer can be told."""
-    mask.outrider_window = window  # type: ignore[attr-defined]
+def note_request(mask: Tensor, request: MaskRequest) -> None:
+    """Remember what a mask was made for, so that an observer can be told."""
+    mask.outrider_request = request  # type: ignore[attr-defined]
 
 
 def attention(
@@ -160,11 +175,10 @@ def attention(
     forward = _forward.get()
     if forward is not None:
         layer = cast(int, module.layer_idx)
-        return forward.attend(layer, query, key, value, sliding_window, options), None
+        return forward.attend(layer, query, key, value, options), None
     if (observer := _observer.get()) is not None:
-        known = hasattr(attention_mask, "outrider_window")
-        made_for = getattr(attention_mask, "outrider_window", None)
-        observer(LayerCall(getattr(module, "layer_idx", None), sliding_window, made_for, known))
+        request = getattr(attention_mask, "outrider_request", None)
+        observer(LayerCall(getattr(module, "layer_idx", None), sliding_window, request))
     return _masked(query, key, value, attention_mask, options), None
 
 

@@ -1,12 +1,16 @@
 """What a model must be able to do to be a target, found out by looking and by a trial.
 
 Refused by name, with the reason: encoder-decoders, recurrent or hybrid state (`RecurrentTarget` is
-for it), attention that does not pass transformers' attention interface, positions that cannot be
-given, masks that are neither causal nor sliding windows. The trial compares a dozen tokens with the
-model's own attention.
+for it), positions that cannot be given, masks that are neither causal nor sliding windows nor
+chunks. Attention that does not pass transformers' attention interface goes through the slab
+(`hf_slab`), where nothing speaks against it. The trial compares chunks, a tree and a batch of a
+dozen tokens with the model's own attention.
 """
 
+from __future__ import annotations
+
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -14,10 +18,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from outrider.errors import UnsupportedModel
-from outrider.models.attention_op import LayerCall, observing
-from outrider.models.registration import NAME, MaskRequest, observing_masks
+from outrider.models.attention_op import LayerCall, MaskRequest, observing
+from outrider.models.doors import InterfaceDoor
+from outrider.models.hf_slab import SlabDoor
+from outrider.models.reach import Reach, Window, recognise
+from outrider.models.registration import NAME, observing_masks
 
-TRIAL_TOKENS = 12
 TRIAL_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.05}
 """Largest difference allowed, in units of the largest logit."""
 
@@ -64,8 +70,12 @@ def check_by_looking(model: PreTrainedModel) -> None:
         raise _refusal(model, "its forward takes no position_ids, so rows cannot be placed")
     if getattr(text, "alibi", False):
         raise _refusal(model, "its attention bias (alibi) is built from a mask, not from positions")
-    if not model._can_set_attn_implementation():
-        raise _refusal(model, "its attention does not go through transformers' attention interface")
+
+
+def has_experts(model: PreTrainedModel) -> bool:
+    """Return whether the model is a mixture of experts."""
+    text = model.config.get_text_config()
+    return any((getattr(text, name, None) or 1) > 1 for name in EXPERT_COUNTS)
 
 
 def keeps_recurrent_state(model: PreTrainedModel) -> bool:
@@ -81,41 +91,98 @@ def refuse_experts(model: PreTrainedModel) -> None:
     Raises:
         UnsupportedModel: naming the family.
     """
-    text = model.config.get_text_config()
-    if any((getattr(text, name, None) or 1) > 1 for name in EXPERT_COUNTS):
+    if has_experts(model):
         raise UnsupportedModel(
             f"strict=True cannot be kept by the {model.config.model_type} model: its experts see "
             "varying numbers of rows, so a row's bits depend on its neighbours; use strict=False"
         )
 
 
-def try_out(model: PreTrainedModel, tokens: Tensor) -> Tensor:
-    """Set the model's attention to the op and try it; return its own eager logits.
+def refuse_slab(model: PreTrainedModel) -> None:
+    """Refuse the slab for strict: in a model's own attention a row's bits depend on its neighbours.
 
     Raises:
-        UnsupportedModel: naming the family and the reason.
+        UnsupportedModel: naming the family.
     """
+    raise UnsupportedModel(
+        f"strict=True cannot be kept by the {model.config.model_type} model: its attention does "
+        "not go through transformers' attention interface, and its own keeps no order of "
+        "arithmetic; use strict=False"
+    )
+
+
+def through_interface(model: PreTrainedModel, tokens: Tensor) -> InterfaceDoor | str:
+    """Set the model's attention to the op, try it, and return the door, or why there is none.
+
+    Raises:
+        UnsupportedModel: a mask that no other door could follow either.
+    """
+    if not model._can_set_attn_implementation():
+        return "its attention does not go through transformers' attention interface"
     try:
-        own = own_logits(model, tokens)
         model.set_attn_implementation(NAME)
         trial = observe(model, tokens)
     except Exception as error:
+        return _failure(error)
+    layers = [call.layer for call in trial.calls]
+    wanted = model.config.get_text_config().num_hidden_layers
+    if len(set(layers)) != wanted or len(layers) != wanted or None in layers:
+        return (
+            f"{len(set(layers))} of its {wanted} layers call the attention interface by their own "
+            f"index, in {len(layers)} calls"
+        )
+    reaches = check_trial(model, trial)
+    text = model.config.get_text_config()
+    counts_rows = bool(getattr(text, "attn_temperature_tuning", False))
+    return InterfaceDoor(tokens.device, reaches, counts_rows=counts_rows)
+
+
+def through_slab(model: PreTrainedModel, reason: str) -> SlabDoor:
+    """Return the door of a model that keeps its own attention, if nothing speaks against it.
+
+    `reason` is why it does not go through the interface.
+
+    Raises:
+        UnsupportedModel: that reason, or one of its own.
+    """
+    text = model.config.get_text_config()
+    if "past_key_values" not in inspect.signature(model.forward).parameters:
+        raise _refusal(model, reason)
+    bounded = sorted(name for name in text.to_dict() if _bounds(name, getattr(text, name, None)))
+    if bounded:
         raise _refusal(
-            model, f"a trial forward failed ({type(error).__name__}: {error})"
-        ) from error
-    check_trial(model, trial)
-    return own
+            model,
+            f"its own attention is bounded by {', '.join(bounded)}, which only the attention "
+            "interface can follow",
+        )
+    return SlabDoor(int(text.num_hidden_layers), model.dtype, reason)
+
+
+def _bounds(name: str, value: object) -> bool:
+    if name == "layer_types":
+        return value is not None and set(value) != {"full_attention"}  # type: ignore[call-overload]
+    marked = any(mark in name for mark in ("window", "chunk", "local", "sparse"))
+    return bool(value) and marked and "expert" not in name
 
 
 @torch.inference_mode()
 def own_logits(model: PreTrainedModel, tokens: Tensor) -> Tensor:
-    """Return `[n, V]`: the model's own eager attention on a few tokens."""
+    """Return `[n, V]`: the model's own eager attention on a few tokens.
+
+    Raises:
+        UnsupportedModel: its own forward fails.
+    """
     before = model.config._attn_implementation or "eager"
-    model.set_attn_implementation("eager")
+    may_set = model._can_set_attn_implementation()
+    if may_set:
+        model.set_attn_implementation("eager")
     try:
         return model(tokens[None], use_cache=False).logits[0]
+    except Exception as error:
+        raise failed_trial(model, error) from error
     finally:
-        model.set_attn_implementation(before)
+        if may_set:
+            model.set_attn_implementation(before)
 
 
 @torch.inference_mode()
@@ -131,66 +198,62 @@ def observe(model: PreTrainedModel, tokens: Tensor) -> Trial:
     return trial
 
 
-def check_trial(model: PreTrainedModel, trial: Trial) -> None:
-    """Refuse what the trial shows: layers that bypass the op, unknown masks, lost windows.
+def check_trial(model: PreTrainedModel, trial: Trial) -> Mapping[int, Reach | None]:
+    """Return how far each layer's rows see.
 
     Raises:
-        UnsupportedModel: naming the family and the reason.
+        UnsupportedModel: unknown masks, lost windows.
     """
-    layers = {call.layer for call in trial.calls}
-    wanted = model.config.get_text_config().num_hidden_layers
-    if len(layers) != wanted or None in layers:
+    try:
+        known = {id(asked): recognise(asked.function, asked.size) for asked in trial.masks}
+    except (ValueError, IndexError) as error:
         raise _refusal(
-            model,
-            f"{len(layers)} of its {wanted} layers call the attention interface by their own index",
-        )
-    for request in trial.masks:
-        if not _is_causal_or_window(request):
-            raise _refusal(
-                model, "it masks attention otherwise than causally or by a sliding window"
-            )
-    asked = {request.window for request in trial.masks}
+            model, "it masks attention otherwise than causally, by a sliding window or by chunks"
+        ) from error
+    reaches: dict[int, Reach | None] = {}
     for call in trial.calls:
-        unequal = call.window != call.mask_window if call.mask_known else {call.window} != asked
-        if unequal:
-            raise _refusal(
-                model, f"layer {call.layer} names window {call.window} but masks {call.mask_window}"
-            )
+        named = None if call.window is None else Window(call.window)
+        reach = None if call.mask is None else known[id(call.mask)]
+        if call.mask is None and set(known.values()) != {named}:
+            raise _refusal(model, f"layer {call.layer} names {named} and makes a mask of its own")
+        if call.mask is not None and named not in (None, reach):
+            raise _refusal(model, f"layer {call.layer} names {named} but masks {reach}")
+        assert call.layer is not None
+        reaches[call.layer] = named if call.mask is None else reach
+    return reaches
 
 
-def check_logits(model: PreTrainedModel, got: Tensor, own: Tensor) -> None:
-    """Refuse a model whose rows through the op are not its own.
+def row_errors(got: Tensor, own: Tensor) -> Tensor:
+    """Return each row's largest difference in units of the largest of the model's own logits."""
+    got, own = got.float(), own.float()
+    return (got - own).abs().amax(-1) / own.abs().max().clamp_min(1e-30)
+
+
+def check_logits(model: PreTrainedModel, errors: Tensor) -> None:
+    """Refuse a model whose cached rows are not its own.
 
     Raises:
         UnsupportedModel: with the measured difference.
     """
-    error = float(
-        (got.float() - own.float()).abs().max() / own.float().abs().max().clamp_min(1e-30)
-    )
-    if not error <= TRIAL_TOLERANCE.get(own.dtype, 0.1):
+    error = float(errors.max())
+    if not is_close(model, error):
         raise _refusal(
-            model,
-            f"its rows through the op differ from its own by {error:.1e} of the largest logit",
+            model, f"its cached rows differ from its own by {error:.1e} of the largest logit"
         )
 
 
-def trial_tokens(vocab_size: int, device: torch.device) -> Tensor:
-    """Return a few different token ids, int64."""
-    return (torch.arange(1, TRIAL_TOKENS + 1, device=device) * 7919) % vocab_size
+def is_close(model: PreTrainedModel, error: float) -> bool:
+    """Return whether an error is no more than the arithmetic of the model's dtype explains."""
+    return error <= TRIAL_TOLERANCE.get(model.dtype, 0.1)
 
 
-def _is_causal_or_window(request: MaskRequest) -> bool:
-    window = request.window
-    rows = [0, 1, 11] if window is None else [0, 1, window - 1, window, 2 * window + 1]
-    for row in rows:
-        keys = torch.arange(row + 3)
-        seen = torch.as_tensor(
-            request.function(torch.tensor(0), torch.tensor(0), torch.tensor(row), keys)
-        )
-        wanted = (keys <= row) & (torch.tensor(True) if window is None else keys > row - window)
-        if not torch.equal(seen.expand(len(keys)).cpu(), wanted):
-            return False
-    return True
+def failed_trial(model: PreTrainedModel, error: Exception) -> UnsupportedModel:
+    """Return the refusal of a model whose trial raised."""
+    return _refusal(model, _failure(error))
+
+
+def _failure(error: Exception) -> str:
+    return f"a trial forward failed ({type(error).__name__}: {error})"
 
 
 def _refusal(model: PreTrainedModel, reason: str) -> UnsupportedModel:

@@ -290,11 +290,13 @@ def _fit(layers: list[nn.Linear]) -> bool:
 
 
 def _is_plain(module: nn.Linear) -> bool:
-    # Exactly nn.Linear: a subclass may compute something else, and a hook must keep firing.
+    # Exactly nn.Linear: a subclass may compute something else, and a hook must keep firing, be it
+    # torch's own or a forward put into the instance, as device maps do.
     return (
         type(module) is nn.Linear
         and not module._forward_hooks
         and not module._forward_pre_hooks
+        and "forward" not in vars(module)
         and module.weight.device.type == "cpu"
         and module.weight.dtype in (torch.float32, torch.bfloat16)
     )

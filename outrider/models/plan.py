@@ -8,7 +8,7 @@ span, n tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from outrider.cache import CacheManager, Slots
 from outrider.errors import InvalidConfig
 from outrider.models.base import MAX_TREE_NODES, Rows
+from outrider.models.reach import Reach
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int64
@@ -29,7 +30,7 @@ class Visible:
     `hidden` (bool `[r, n - masked]`, None: nothing is hidden) marks what a row must not see among
     tokens `masked..n-1`; tokens `first..masked-1` are seen by every row. `length` tokens are
     committed; `paths` (None for a chain) are each row's own staged nodes, in order, wherever the
-    window begins.
+    reach begins.
     """
 
     first: int
@@ -57,7 +58,7 @@ class Span:
     ancestors: Tensor | None
     align: int
     device: torch.device
-    _visible: dict[int | None, Visible] = field(default_factory=dict)
+    _visible: dict[tuple[Reach | None, torch.device], Visible] = field(default_factory=dict)
 
     @property
     def num_rows(self) -> int:
@@ -76,14 +77,14 @@ class Span:
             return self.slots.count - self.num_rows
         return int(self.positions[-self.num_rows :].min())
 
-    def visible(self, window: int | None) -> Visible:
-        """Return what the rows see under a sliding window (None: everything before them)."""
-        found = self._visible.get(window)
+    def visible(self, reach: Reach | None, device: torch.device) -> Visible:
+        """Return what the rows see under a reach (None: everything before them), on a device."""
+        found = self._visible.get((reach, device))
         if found is None:
-            found = self._visible[window] = self._work_out(window)
+            found = self._visible[reach, device] = _moved(self._work_out(reach), device)
         return found
 
-    def _work_out(self, window: int | None) -> Visible:
+    def _work_out(self, reach: Reach | None) -> Visible:
         count, rows, device = self.slots.count, self.num_rows, self.device
         row = (
             torch.arange(count - rows, count, device=device)
@@ -91,10 +92,10 @@ class Span:
             else self.positions[-rows:]
         )
         # The first key any row sees, moved back to where a block of the canonical order begins.
-        lowest = 0 if window is None else max(0, self.lowest_position - window + 1)
+        lowest = 0 if reach is None else max(0, reach.lowest(self.lowest_position))
         first = min(lowest, self.length) // self.align * self.align
-        # Whether some row's window leaves out a key of these; else the window says nothing.
-        cut = window if window is not None and count - first > window else None
+        # Whether some row's reach leaves out a key of these; else the reach says nothing.
+        cut = reach if reach is not None and reach.lowest(count - 1) > first else None
         if self.ancestors is None:
             # A chain's committed and earlier staged rows are seen by all of its new ones.
             masked = first if cut is not None else count - rows
@@ -103,7 +104,7 @@ class Span:
             key = torch.arange(masked, count, device=device)
             hidden = key > row[:, None]
             if cut is not None:
-                hidden |= key <= row[:, None] - cut
+                hidden |= key < cut.lowest(row)[:, None]
             return Visible(first, masked, hidden, self.length)
         assert self.positions is not None
         nodes = torch.arange(self.num_staged, device=device)
@@ -112,10 +113,20 @@ class Span:
         hidden = ~own
         masked = first if cut is not None else self.length
         if cut is not None:
-            hidden |= self.positions <= row[:, None] - cut
-            before = torch.arange(masked, self.length, device=device) <= row[:, None] - cut
+            hidden |= self.positions < cut.lowest(row)[:, None]
+            before = torch.arange(masked, self.length, device=device) < cut.lowest(row)[:, None]
             hidden = torch.cat((before, hidden), -1)
         return Visible(first, masked, hidden, self.length, paths)
+
+
+def _moved(visible: Visible, device: torch.device) -> Visible:
+    """Return the same on the device a layer computes on."""
+    hidden, paths = visible.hidden, visible.paths
+    return replace(
+        visible,
+        hidden=None if hidden is None else hidden.to(device),
+        paths=None if paths is None else tuple(path.to(device) for path in paths),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,25 +7,16 @@ the family's own boolean ones; the trial forward at load looks at what the famil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from outrider.models.attention_op import attention, note_window
+from outrider.models.attention_op import MaskRequest, attention, note_request
 
 NAME = "outrider"
 """The name of the op in transformers' registries."""
-
-
-@dataclass(frozen=True, slots=True)
-class MaskRequest:
-    """A mask a family asked for: its function of (batch, head, row, key), its window or None."""
-
-    function: Callable[..., Any]
-    window: int | None
 
 
 _mask_observer: ContextVar[Callable[[MaskRequest], None] | None] = ContextVar(
@@ -54,7 +45,7 @@ def mask(**request: Any) -> Tensor | None:
     never: dict[str, Any] = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     made = sdpa_mask(**{**request, **never})
     if made is not None and (observer := _mask_observer.get()) is not None:
-        window = request.get("local_size")
-        observer(MaskRequest(request["mask_function"], window))
-        note_window(made, window)
+        asked = MaskRequest(request["mask_function"], request.get("local_size"))
+        observer(asked)
+        note_request(made, asked)
     return made

@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import MixtralConfig, MixtralForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    FalconConfig,
+    MixtralConfig,
+    MptConfig,
+    PretrainedConfig,
+)
 
 from outrider import __version__
 from outrider.cli.demo import Pair
@@ -70,6 +76,7 @@ def test_doctor_reports_the_pair(outrider: Command, model: str) -> None:
     assert pair["drafter"] == {"name": "ngram", "trusted": False}
     for name in ("dtype", "device", "attention", "linears", "strict", "architecture", "vocab_size"):
         assert name in pair
+    assert pair["path"] == "attention interface"
     plain = outrider("doctor", "--model", model, "--drafter", "ngram")
     assert "strict self test" in plain.out
 
@@ -101,12 +108,17 @@ def test_an_interrupted_self_test_has_no_verdict(
     assert (ran.code, ran.out) == (130, "")
 
 
+def beside_tokenizer(model: str, shape: PretrainedConfig, folder: Path) -> str:
+    """A random model of that shape in a folder with the small model's tokenizer."""
+    shutil.copytree(model, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    AutoModelForCausalLM.from_config(shape).save_pretrained(folder)
+    return str(folder)
+
+
 def test_a_model_that_cannot_be_strict_is_compatible(
     outrider: Command, model: str, tmp_path: Path
 ) -> None:
     """Experts are chosen by row: strict decoding refuses them, plain decoding does not."""
-    folder = tmp_path / "experts"
-    shutil.copytree(model, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
     shape = MixtralConfig(
         vocab_size=4096,
         hidden_size=32,
@@ -116,12 +128,32 @@ def test_a_model_that_cannot_be_strict_is_compatible(
         num_key_value_heads=1,
         num_local_experts=2,
     )
-    MixtralForCausalLM(shape).save_pretrained(folder)
-    ran = outrider("doctor", "--model", str(folder), "--drafter", "ngram", "--json")
+    folder = beside_tokenizer(model, shape, tmp_path / "experts")
+    ran = outrider("doctor", "--model", folder, "--drafter", "ngram", "--json")
     pair = json.loads(ran.out)["pair"]
     assert (ran.code, pair["compatible"], pair["strict"]) == (0, True, False)
     assert pair["strict_self_test"].startswith("not to be had: ")
     assert "experts" in pair["strict_self_test"]
+
+
+def test_doctor_names_the_path_a_model_takes(outrider: Command, model: str, tmp_path: Path) -> None:
+    """The slab with its reason; refused with its reason."""
+    shape = FalconConfig(
+        vocab_size=4096, hidden_size=32, num_hidden_layers=1, num_attention_heads=2
+    )
+    folder = beside_tokenizer(model, shape, tmp_path / "slab")
+    ran = outrider("doctor", "--model", folder, "--drafter", "ngram", "--json")
+    pair = json.loads(ran.out)["pair"]
+    assert (ran.code, pair["attention"]) == (0, "slab")
+    assert pair["path"].startswith("slab (its attention does not go through")
+    assert "attention interface" in pair["strict_self_test"]
+    folder = beside_tokenizer(
+        model, MptConfig(vocab_size=4096, d_model=32, n_heads=2, n_layers=1), tmp_path / "refused"
+    )
+    ran = outrider("doctor", "--model", folder, "--drafter", "ngram", "--json")
+    pair = json.loads(ran.out)["pair"]
+    assert (ran.code, pair["compatible"], pair["path"]) == (2, False, "refused")
+    assert "mpt" in pair["reason"] and "position_ids" in pair["reason"]
 
 
 def test_training_reports_its_steps(

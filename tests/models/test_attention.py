@@ -16,9 +16,10 @@ from outrider.models.attention_reference import attend_reference
 from outrider.models.attention_strict import STRICT_BLOCK, StrictBody
 from outrider.models.base import Rows
 from outrider.models.plan import make_plan
+from outrider.models.reach import Chunk, Window
 from tests.models.families import ancestors_of, one_thread
 
-HEADS, GROUPS, WIDTH = 6, 2, 16
+HEADS, GROUPS, WIDTH, VALUES = 6, 2, 16, 12
 CPU = torch.device("cpu")
 PARENTS = [-1, 0, 0, 1, 1, 2, 5, 3]
 single = pytest.fixture(scope="module", autouse=True)(one_thread)
@@ -33,12 +34,13 @@ def rows_of(count, noise, dtype):
     """Return query, keys and values of `count` new rows, as the model's layers give them."""
     query = torch.randn(1, count, HEADS, WIDTH, generator=noise).to(dtype).transpose(1, 2)
     keys = torch.randn(1, GROUPS, count, WIDTH, generator=noise).to(dtype)
-    return query, keys, torch.randn(1, GROUPS, count, WIDTH, generator=noise).to(dtype)
+    return query, keys, torch.randn(1, GROUPS, count, VALUES, generator=noise).to(dtype)
 
 
-def run(body, align, lengths, trees, window, options, dtype=torch.float32, seed=0, scatter=False):
+def run(body, align, lengths, trees, reach, options, dtype=torch.float32, seed=0, scatter=False):
     """Return the op's output for sequences of given lengths and staged trees or chains."""
     noise = torch.Generator().manual_seed(seed)
+    reaches = {0: reach}
     cache = CacheManager()
     seqs = [cache.open(1) for _ in lengths]
     # Sequences that grow in turn take blocks in turn: their tables are no runs.
@@ -49,8 +51,8 @@ def run(body, align, lengths, trees, window, options, dtype=torch.float32, seed=
                 plan = make_plan(
                     cache, Rows((seq,), (count,), torch.zeros(count).long()), CPU, align=align
                 )
-                Forward(cache, plan, no_attention).attend(
-                    0, *rows_of(count, noise, dtype), window, options
+                Forward(cache, plan, no_attention, reaches).attend(
+                    0, *rows_of(count, noise, dtype), options
                 )
                 cache.stage(seq, count)
                 cache.commit(seq, count)
@@ -61,8 +63,8 @@ def run(body, align, lengths, trees, window, options, dtype=torch.float32, seed=
     flat = Rows(tuple(seqs), counts, torch.zeros(sum(counts)).long(), masks)
     plan = make_plan(cache, flat, CPU, align=align)
     assert not scatter or len(lengths) == 1 or any(span.slots.start is None for span in plan.spans)
-    return Forward(cache, plan, body).attend(
-        0, *rows_of(sum(counts), noise, dtype), window, options
+    return Forward(cache, plan, body, reaches).attend(
+        0, *rows_of(sum(counts), noise, dtype), options
     )
 
 
@@ -91,24 +93,24 @@ EVERY_OPTION = [
 ]
 
 
-@pytest.mark.parametrize("window", [None, 5, 70])
+@pytest.mark.parametrize("reach", [None, Window(5), Window(70), Chunk(40)], ids=str)
 @pytest.mark.parametrize("options", EVERY_OPTION, ids=["plain", "softcap", "sinks", "both"])
-def test_bodies_equal_the_reference(body, window, options):
+def test_bodies_equal_the_reference(body, reach, options):
     fast, align = body
     for dtype, trees in itertools.product(
         (torch.float32, torch.bfloat16), ([[], []], [PARENTS, []])
     ):
-        case = ([270, 3], trees, window, options, dtype)
+        case = ([270, 3], trees, reach, options, dtype)
         assert close(run(fast, align, *case), run(attend_reference, 1, *case), dtype), (
             dtype,
             trees,
         )
 
 
-@pytest.mark.parametrize("window", [None, 100])
-def test_scattered_blocks_give_the_same(body, window):
+@pytest.mark.parametrize("reach", [None, Window(100), Chunk(64)], ids=str)
+def test_scattered_blocks_give_the_same(body, reach):
     fast, align = body
-    case = ([200, 130], [PARENTS, []], window, Options(0.25))
+    case = ([200, 130], [PARENTS, []], reach, Options(0.25))
     assert close(
         run(fast, align, *case, scatter=True),
         run(attend_reference, 1, *case, scatter=True),
@@ -118,14 +120,15 @@ def test_scattered_blocks_give_the_same(body, window):
 
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_random_trees_and_windows(data):
+def test_random_trees_and_reaches(data):
     lengths = data.draw(st.lists(st.integers(1, 90), min_size=1, max_size=3))
     trees = []
     for _ in lengths:
         size = data.draw(st.integers(1, 10))
         trees.append([-1] + [data.draw(st.integers(-1, node - 1)) for node in range(1, size)])
-    window = data.draw(st.none() | st.integers(1, 40))
-    case = (lengths, trees, window, Options(0.3, data.draw(st.none() | st.just(3.0))))
+    kind = data.draw(st.sampled_from([Window, Chunk]))
+    reach = data.draw(st.none() | st.integers(1, 40).map(kind))
+    case = (lengths, trees, reach, Options(0.3, data.draw(st.none() | st.just(3.0))))
     want = run(attend_reference, 1, *case)
     assert close(run(attend_cpu, 1, *case), want, torch.float32)
     assert close(run(StrictBody(), STRICT_BLOCK, *case), want, torch.float32)

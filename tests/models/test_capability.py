@@ -1,11 +1,13 @@
 """What cannot be a target is refused by name, with the reason; bad rows end in typed errors."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from outrider.errors import InvalidConfig, ModelError, TokenOutOfRange, UnsupportedModel
-from outrider.models import hf
+from outrider.models import hf, plan, trial
 from outrider.models.attention_cpu import attend_cpu
 from outrider.models.base import Rows
 from outrider.models.hf import HuggingFaceTarget, default_dtype
@@ -33,17 +35,12 @@ SIZE = {
 REFUSED = {
     "mpt": ({"d_model": 32, "n_heads": 4, "n_layers": 2}, "position_ids"),
     "bloom": ({"n_head": 4, "n_layer": 2}, "position_ids"),
-    "falcon": ({}, "attention interface"),
-    "mamba2": ({"num_heads": 8, "head_dim": 8, "n_groups": 2}, "recurrent"),
-    "llama4_text": (
-        {
-            "intermediate_size_mlp": 32,
-            "num_local_experts": 2,
-            "head_dim": 8,
-            "attention_chunk_size": 8,
-        },
-        "masks attention",
+    "falcon": ({"alibi": True}, "alibi"),
+    "gpt_neo": (
+        {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
+        "bounded by window_size",
     ),
+    "mamba2": ({"num_heads": 8, "head_dim": 8, "n_groups": 2}, "recurrent"),
     "bert": ({"is_decoder": False}, "masks attention"),
 }
 
@@ -55,6 +52,58 @@ def test_unfit_families_are_refused_by_name(family):
     model = AutoModelForCausalLM.from_config(config)
     with pytest.raises(UnsupportedModel, match=rf"{family}.*{reason}"):
         HuggingFaceTarget(model)
+
+
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_encoder_decoders_are_refused_by_name(family, tmp_path):
+    small = {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 4}
+    small |= {"encoder_layers": 1, "decoder_layers": 1, "vocab_size": 64}
+    config = AutoConfig.for_model(family, **small)
+    with pytest.raises(UnsupportedModel, match=rf"{family}.*encoder-decoder"):
+        HuggingFaceTarget(AutoModelForSeq2SeqLM.from_config(config))
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match=rf"{family}.*encoder-decoder"):
+        HuggingFaceTarget.load(tmp_path)
+
+
+def test_a_saved_image_text_model_loads_for_its_text(tmp_path):
+    random_model("llava").save_pretrained(tmp_path)
+    target = HuggingFaceTarget.load(tmp_path, dtype=torch.float32)
+    tokens, seq = random_tokens(9), target.open(9)
+    got = target.score(Rows((seq,), (9,), tokens))
+    assert relative_error(got, plain_logits(random_model("llava"), tokens)) < 1e-5
+
+
+@pytest.mark.parametrize("family", ["falcon", "qwen3"])
+def test_the_trial_sees_what_shows_in_trees_alone(family, monkeypatch):
+    """Negative control: where nodes see their neighbours, the model is refused."""
+    work_out = plan.Span._work_out
+
+    def as_chain(span, reach):
+        if span.ancestors is None:
+            return work_out(span, reach)
+        return work_out(replace(span, ancestors=plan.chain_ancestors(span.num_staged)), reach)
+
+    HuggingFaceTarget(random_model(family))
+    monkeypatch.setattr(plan.Span, "_work_out", as_chain)
+    with pytest.raises(UnsupportedModel, match=r"cached rows differ from its own"):
+        HuggingFaceTarget(random_model(family))
+
+
+def test_experts_in_16_bits_are_not_refused_for_a_last_bit(monkeypatch):
+    """A row that another expert took is no fault; the same row wrong in every text is one."""
+    for seed in range(3):
+        HuggingFaceTarget(random_model("gpt-oss", seed=seed).to(torch.bfloat16))
+    last_node = trial.FIRST + trial.SECOND + trial.LENGTH - trial.FIRST
+
+    def wrong_branch(target, texts):
+        rows = trial.trial_rows(target, texts).clone()
+        rows[last_node] = rows[last_node].roll(1)
+        return rows
+
+    monkeypatch.setattr(hf, "trial_rows", wrong_branch)
+    with pytest.raises(UnsupportedModel, match=r"gpt_oss.*differ from its own"):
+        HuggingFaceTarget(random_model("gpt-oss").to(torch.bfloat16))
 
 
 def test_rows_that_are_not_the_models_own_are_refused(monkeypatch):

@@ -1,4 +1,7 @@
-"""Flat rows equal separate plain forwards: chains, trees, ragged batches, chunks."""
+"""Every family's flat rows equal separate plain forwards: chains, trees, ragged batches."""
+
+from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -6,8 +9,11 @@ import torch
 from outrider.models import hf
 from outrider.models.base import Rows
 from outrider.models.hf import HuggingFaceTarget
+from outrider.models.reach import Chunk, Window
 from tests.models.families import (
-    CONFIGS,
+    EXPERTS,
+    FAMILIES,
+    TELLING,
     ancestors_of,
     one_thread,
     plain_logits,
@@ -19,16 +25,23 @@ from tests.models.families import (
 
 TOLERANCE = 1e-5
 PARENTS = [-1, 0, 0, 1, 1, 2, 5, 3]
+TREES = [PARENTS, [-1, 0, 1], [-1], [-1, 0, 0, 0], [-1, -1, 0, 1]]
+PREFIXES = (17, 26, 3, 9, 1)
 NO_LOGITS = torch.empty(0, dtype=torch.int64)
 
 
 single = pytest.fixture(scope="module", autouse=True)(one_thread)
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
-def pair(request):
+@cache
+def pair_of(family):
     """The family's eager model and a target over a second copy of it."""
-    return random_model(request.param), HuggingFaceTarget(random_model(request.param))
+    return random_model(family), HuggingFaceTarget(random_model(family))
+
+
+@pytest.fixture(params=TELLING)
+def pair(request):
+    return pair_of(request.param)
 
 
 def read(target, tokens):
@@ -37,6 +50,48 @@ def read(target, tokens):
     target.score(Rows((seq,), (len(tokens),), tokens, None, NO_LOGITS))
     target.commit(seq, len(tokens))
     return seq
+
+
+def chain_of(tree):
+    """Return the parents of a chain of as many nodes."""
+    return list(range(-1, len(tree) - 1))
+
+
+def cases():
+    """Every family in a ragged batch of five; alone by default those that tell most."""
+    for family in FAMILIES:
+        alone = () if family in TELLING else pytest.mark.slow
+        yield pytest.param(family, 1, id=f"{family}-alone", marks=alone)
+        yield pytest.param(family, 5, id=f"{family}-ragged")
+
+
+@pytest.mark.parametrize("shape", [chain_of, list], ids=["chain", "tree"])
+@pytest.mark.parametrize(("family", "size"), list(cases()))
+def test_every_node_equals_a_plain_forward_of_its_path(family, size, shape):
+    model, target = pair_of(family)
+    assert target.info()["attention"] == FAMILIES[family].path
+    texts = [random_tokens(n, n) for n in PREFIXES[:size]]
+    parents = [shape(tree) for tree in TREES[:size]]
+    nodes = [random_tokens(len(tree), 50 + i) for i, tree in enumerate(parents)]
+    seqs = [read(target, text) for text in texts]
+    ancestors = None if shape is chain_of else torch.cat([ancestors_of(tree) for tree in parents])
+    rows = Rows(tuple(seqs), tuple(len(tree) for tree in parents), torch.cat(nodes), ancestors)
+    case = zip(texts, nodes, parents, strict=True)
+    want = torch.cat([plain_tree_logits(model, *each) for each in case])
+    assert relative_error(target.score(rows), want) < TOLERANCE
+    for seq in seqs:
+        target.close(seq)
+
+
+def test_the_page_names_every_family_under_its_path():
+    """docs/own-models.md has what is tested here, and nothing else."""
+    page = Path("docs/own-models.md").read_text()
+    rows = [line.split("|")[1:4] for line in page.splitlines() if line.startswith("| ")]
+    named = {path.strip(): set(names.strip().split(", ")) for path, names, _ in rows}
+    slab = {name for name, family in FAMILIES.items() if family.path == "slab"}
+    assert named["slab"] == slab
+    assert named["attention interface, experts"] == set(EXPERTS)
+    assert named["attention interface"] == set(FAMILIES) - slab - set(EXPERTS)
 
 
 def test_chunks_equal_one_plain_forward(pair):
@@ -91,26 +146,6 @@ def test_tree_rows_equal_their_own_branches(pair):
     target.close(seq)
 
 
-def test_ragged_batch_of_trees_and_chains(pair):
-    model, target = pair
-    prefixes = [random_tokens(n, n) for n in (17, 26, 3, 9)]
-    seqs = [read(target, prefix) for prefix in prefixes]
-    parents = [PARENTS, [-1, 0, 1], [-1], [-1, 0, 0, 0]]
-    nodes = [random_tokens(len(tree), 50 + i) for i, tree in enumerate(parents)]
-    rows = Rows(
-        tuple(seqs),
-        tuple(len(tree) for tree in parents),
-        torch.cat(nodes),
-        torch.cat([ancestors_of(tree) for tree in parents]),
-    )
-    want = torch.cat(
-        [plain_tree_logits(model, *case) for case in zip(prefixes, nodes, parents, strict=True)]
-    )
-    assert relative_error(target.score(rows), want) < TOLERANCE
-    for seq in seqs:
-        target.close(seq)
-
-
 def test_wanted_rows_are_the_same_rows(pair):
     _, target = pair
     tokens = random_tokens(12)
@@ -132,13 +167,14 @@ def test_a_hidden_key_and_a_shifted_position_show(pair, monkeypatch):
     def hide_one_key(*args, **kwargs):
         plan = make(*args, **kwargs)
         span = plan.spans[0]
-        for window in (None, 7, 9):
-            seen = span.visible(window)
+        for reach in (None, Window(7), Window(9), Chunk(8)):
+            seen = span.visible(reach, torch.device("cpu"))
             hidden = torch.zeros(span.num_rows, span.slots.count - seen.first, dtype=torch.bool)
             if seen.hidden is not None:
                 hidden[:, seen.masked - seen.first :] = seen.hidden
             hidden[:, 24 - seen.first] = True
-            span._visible[window] = type(seen)(seen.first, seen.first, hidden, seen.length)
+            faulty = type(seen)(seen.first, seen.first, hidden, seen.length)
+            span._visible[reach, torch.device("cpu")] = faulty
         return plan
 
     def shift_positions(*args, **kwargs):

@@ -95,10 +95,14 @@ def test_hooked_and_derived_layers_are_left_alone():
     class Own(nn.Linear):
         pass
 
-    model = nn.ModuleDict({"own": Own(8, 8), "hooked": nn.Linear(8, 8), "plain": nn.Linear(8, 8)})
+    model = nn.ModuleDict({"own": Own(8, 8), "hooked": nn.Linear(8, 8), "placed": nn.Linear(8, 8)})
+    model["plain"] = nn.Linear(8, 8)
     model["hooked"].register_forward_hook(lambda *_: None)
+    # As a device map does, to move inputs and weights to the layer's device.
+    model["placed"].forward = model["placed"].forward
     arrange_linears(model)
-    assert [type(layer).__name__ for layer in model.values()] == ["Own", "Linear", "FewRowsLinear"]
+    kinds = [type(layer).__name__ for layer in model.values()]
+    assert kinds == ["Own", "Linear", "Linear", "FewRowsLinear"]
 
 
 def test_packing_needs_a_processor_and_a_known_dtype():

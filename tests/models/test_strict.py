@@ -7,7 +7,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from outrider.errors import UnsupportedModel
 from outrider.models.base import Rows
 from outrider.models.hf import HuggingFaceTarget
-from tests.models.families import ancestors_of, one_thread, random_model, random_tokens
+from tests.models.families import (
+    EXPERTS,
+    FAMILIES,
+    ancestors_of,
+    one_thread,
+    random_model,
+    random_tokens,
+)
 
 LENGTH = 330  # more than one canonical block of keys
 PARENTS = [-1, 0, 0, 1, 1, 2, 5, 3]
@@ -102,9 +109,57 @@ def test_without_strict_bits_differ(dtype):
     assert not torch.equal(read(target, tokens, counts), read(target, tokens, [LENGTH]))
 
 
-def test_a_mixture_of_experts_is_refused():
-    with pytest.raises(UnsupportedModel, match=r"gpt_oss.*experts"):
-        HuggingFaceTarget(random_model("gpt-oss"), strict=True)
+SLABS = tuple(name for name, family in FAMILIES.items() if family.path == "slab")
+STRICT = [name for name in FAMILIES if name not in EXPERTS + SLABS]
+BY_DEFAULT = ("gemma3", "cohere2", "phi3", "gpt2", "minicpm3")
+
+
+def every_family():
+    """Those of the attention interface in both dtypes, a few of them by default."""
+    for family in STRICT:
+        marks = () if family in BY_DEFAULT else pytest.mark.slow
+        for dtype in DTYPES:
+            yield pytest.param(family, dtype, id=f"{family}-{dtype}", marks=marks)
+
+
+@pytest.mark.parametrize(("family", "dtype"), list(every_family()))
+def test_chains_and_trees_have_the_bits_of_plain_decoding(family, dtype):
+    target = HuggingFaceTarget(random_model(family).to(dtype), strict=True)
+    prefix, nodes = random_tokens(252), random_tokens(len(PARENTS), 2)
+    other, seq = read_open(target, prefix[:5]), read_open(target, prefix)
+    ancestors = torch.cat((ancestors_of([-1, 0, 1]), ancestors_of(PARENTS)))
+    rows = Rows((other, seq), (3, len(PARENTS)), torch.cat((prefix[5:8], nodes)), ancestors)
+    tree = target.score(rows)[3:]
+    target.discard(seq)
+    for path in ([0, 1, 4], [0, 2, 5, 6]):
+        chain = target.score(Rows((seq,), (len(path),), nodes[path]))
+        target.discard(seq)
+        plain_seq = read_open(target, prefix)
+        plain = []
+        for node in path:
+            plain.append(target.score(Rows((plain_seq,), (1,), nodes[node : node + 1])))
+            target.commit(plain_seq, 1)
+        target.close(plain_seq)
+        assert torch.equal(chain, torch.cat(plain))
+        assert torch.equal(tree[path], torch.cat(plain))
+
+
+def read_open(target, tokens):
+    """Open a sequence and commit the tokens."""
+    seq = target.open(8)
+    target.score(Rows((seq,), (len(tokens),), tokens, None, torch.empty(0, dtype=torch.int64)))
+    target.commit(seq, len(tokens))
+    return seq
+
+
+@pytest.mark.parametrize("family", EXPERTS + SLABS)
+def test_experts_and_attention_of_their_own_are_refused(family):
+    reason = "experts" if family in EXPERTS else "attention interface"
+    model = random_model(family)
+    with pytest.raises(
+        UnsupportedModel, match=rf"strict=True.*{model.config.model_type}.*{reason}"
+    ):
+        HuggingFaceTarget(model, strict=True)
 
 
 @pytest.mark.parametrize("pack", [True, False])
