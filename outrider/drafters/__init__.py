@@ -5,7 +5,10 @@ from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.protocol import ProtocolDrafter
+from outrider.drafters.recycle import RecycleDrafter
 from outrider.drafters.specs import SPECS, DrafterSpec
+from outrider.drafters.suffix import SuffixDrafter
+from outrider.drafters.suffix_store import SuffixStore
 
 __all__ = [
     "SPECS",
@@ -15,5 +18,8 @@ __all__ = [
     "NgramDrafter",
     "NoDrafter",
     "ProtocolDrafter",
+    "RecycleDrafter",
     "RoundDraws",
+    "SuffixDrafter",
+    "SuffixStore",
 ]
