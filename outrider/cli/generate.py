@@ -30,7 +30,7 @@ def generate(
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt here.")] = None,
     model: options.Model = "bundled",
     drafter: options.Drafter = "auto",
-    depth: options.Depth = 4,
+    depth: options.Depth = None,
     rule: options.Rule = None,
     width: options.Width = 1,
     nodes: options.Nodes = None,

@@ -1,6 +1,7 @@
 """Who guesses: drafters behind one interface, and the spec strings that name them."""
 
 from outrider.drafters.base import Drafter, RoundDraws
+from outrider.drafters.combined import CombinedDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
@@ -12,6 +13,7 @@ from outrider.drafters.suffix_store import SuffixStore
 
 __all__ = [
     "SPECS",
+    "CombinedDrafter",
     "Drafter",
     "DrafterSpec",
     "ModelDrafter",

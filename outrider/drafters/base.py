@@ -112,6 +112,8 @@ class Drafter(ABC):
     vocab_size: int | None = None
     """Width of its laws; None where it only repeats tokens it has seen."""
 
+    certain: bool = False
+    """Whether it draws nothing: its tokens are point masses and cost next to nothing."""
     wants_rows: bool = False
     """Whether `observe` is to be called."""
 

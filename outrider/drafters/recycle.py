@@ -37,6 +37,7 @@ class RecycleDrafter(Drafter):
     """
 
     name = "recycle"
+    certain = True
     wants_rows = True
 
     def __init__(self, width: int = 8) -> None:

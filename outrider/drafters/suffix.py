@@ -11,13 +11,12 @@ from collections.abc import Sequence as Sequenced
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from outrider.config import check_whole
+from outrider.config import check_between, check_whole
 from outrider.decoding import Draft
 from outrider.drafters.automaton import SuffixAutomaton
 from outrider.drafters.base import Drafter, RoundDraws
 from outrider.drafters.points import Budget, PointTree, best_first
 from outrider.drafters.suffix_store import END, StoreReader, SuffixStore
-from outrider.errors import InvalidConfig
 from outrider.sequence import Sequence
 
 
@@ -100,6 +99,7 @@ class SuffixDrafter(Drafter):
     """
 
     name = "suffix"
+    certain = True
 
     def __init__(
         self,
@@ -111,8 +111,8 @@ class SuffixDrafter(Drafter):
         tenant: str = "",
     ) -> None:
         check_whole("longest", longest, 1, 2**31)
-        _check_number("spec_factor", spec_factor, math.inf)
-        _check_number("min_prob", min_prob, 1.0)
+        check_between("spec_factor", spec_factor, 0.0, math.inf)
+        check_between("min_prob", min_prob, 0.0, 1.0)
         if store is not None:
             store.check_tenant(tenant)
         self.longest, self.spec_factor, self.min_prob = longest, spec_factor, min_prob
@@ -158,9 +158,3 @@ class SuffixDrafter(Drafter):
         whole = text.finish_reason is not None and text.error is None
         if known is not None and self.store is not None and whole:
             self.store.add(text.tokens[text.num_prompt :])
-
-
-def _check_number(name: str, value: float, most: float) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not 0 <= value <= most:
-        raise InvalidConfig(f"{name}={value!r}: a finite number from 0 to {most} is due")

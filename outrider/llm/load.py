@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from outrider.config import check_flag, check_whole
-from outrider.drafters import Drafter, DrafterSpec, ModelDrafter, NgramDrafter, NoDrafter
+from outrider.drafters import (
+    CombinedDrafter,
+    Drafter,
+    DrafterSpec,
+    ModelDrafter,
+    NgramDrafter,
+    NoDrafter,
+    RecycleDrafter,
+)
 from outrider.errors import InvalidConfig, ModelError, VocabularyMismatch
 from outrider.llm.options import Speculation
 from outrider.models.bundled import bundled_path
 from outrider.models.hf import HuggingFaceTarget, model_folder
+from outrider.models.quantised import quantised
 from outrider.models.text import TextTokenizer
 
 BUNDLED = "bundled"
@@ -79,15 +89,16 @@ def folder_of(model: str | Path) -> Path:
 
 
 def share_cache(cache_bytes: int | None, target: HuggingFaceTarget, drafter: Drafter) -> None:
-    """Bounds all caches together: target and draft model get room for as many tokens each.
+    """Bounds all caches together: target and draft models get room for as many tokens each.
 
     Raises:
         InvalidConfig: a bound that is no number of bytes, or holds no block of tokens.
     """
     if cache_bytes is None:
         return
-    draft = drafter.model if isinstance(drafter, ModelDrafter) else None
-    models = [m for m in (target, draft) if isinstance(m, HuggingFaceTarget)]
+    parts = drafter.drafters if isinstance(drafter, CombinedDrafter) else (drafter,)
+    drafts = [part.model for part in parts if isinstance(part, ModelDrafter)]
+    models = [m for m in (target, *drafts) if isinstance(m, HuggingFaceTarget)]
     total = sum(model.block_bytes for model in models)
     check_whole("cache_bytes", cache_bytes, max(1, total))
     for model in models:
@@ -109,22 +120,37 @@ def draft_folder(spec: DrafterSpec, model: str | Path) -> Path | None:
 
 
 def load_drafter(
-    options: Speculation, model: str | Path, tokenizer: TextTokenizer, place: Placement
+    options: Speculation,
+    model: str | Path,
+    tokenizer: TextTokenizer,
+    place: Placement,
+    target: Callable[[], HuggingFaceTarget],
 ) -> Drafter:
-    """The drafter of a spec string.
+    """The drafter of a spec string; `target` gives the target, loaded where it is not yet.
 
     Raises:
         InvalidConfig: an unknown spec.
         VocabularyMismatch: a draft model with another tokenizer than the target's.
+        UnsupportedModel: int8 for a model or machine that has none.
     """
-    spec = DrafterSpec.parse(options.drafter)
-    folder = draft_folder(spec, model)
-    if folder is not None:
-        check_vocabularies(TextTokenizer(folder), tokenizer)
-        return ModelDrafter(place.load(folder))
-    if spec.kind == "none":
-        return NoDrafter()
-    return NgramDrafter(options.shortest, options.longest)
+
+    def made(spec: DrafterSpec) -> Drafter:
+        folder = draft_folder(spec, model)
+        if folder is not None:
+            check_vocabularies(TextTokenizer(folder), tokenizer)
+            return ModelDrafter(place.load(folder))
+        if spec.kind == "int8":
+            return ModelDrafter(quantised(target()), name="int8")
+        without_model: dict[str, Callable[[], Drafter]] = {
+            "none": NoDrafter,
+            "suffix": options.suffix.drafter,
+            "recycle": RecycleDrafter,
+        }
+        make = without_model.get(spec.kind)
+        return NgramDrafter(options.shortest, options.longest) if make is None else make()
+
+    drafters = [made(spec) for spec in DrafterSpec.parse_all(options.drafter)]
+    return drafters[0] if len(drafters) == 1 else CombinedDrafter(drafters)
 
 
 def check_vocabularies(draft: TextTokenizer, target: TextTokenizer) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from outrider import SamplingParams, SpeculativeDecoder, SpeculativeDecoderConfig
 from outrider.drafters import (
+    CombinedDrafter,
     Drafter,
     ModelDrafter,
     NgramDrafter,
@@ -33,12 +34,22 @@ MAKERS: dict[str, Callable[[], Drafter]] = {
     "recycle": RecycleDrafter,
     "model": lambda: ModelDrafter(ProtocolTarget(blurred(TARGET, 3, 0.2))),
     "protocol": lambda: ProtocolDrafter(blurred(TARGET, 3, 0.2)),
+    "suffix+recycle": lambda: CombinedDrafter([SuffixDrafter(), RecycleDrafter()]),
+    "suffix+model": lambda: CombinedDrafter([SuffixDrafter(), made("model")]),
+    "ngram+protocol+model": lambda: CombinedDrafter(
+        [NgramDrafter(), made("protocol"), made("model")]
+    ),
 }
 RAGGED = [[1], [2, 3, 4, 2, 3], [0, 0, 1, 2, 1, 0, 0], [5, 4], [3]]
 PARAMS = {
     "greedy": SamplingParams(max_tokens=25, temperature=0.0),
     "coupled": SamplingParams(max_tokens=25, seed=11, temperature=0.7),
 }
+
+
+def made(name: str) -> Drafter:
+    return MAKERS[name]()
+
 
 every_drafter = pytest.mark.parametrize("name", MAKERS)
 
@@ -54,6 +65,8 @@ def asked(params: SamplingParams, prompts: list[list[int]]) -> list[Request]:
 
 def by_text(drafter: Drafter) -> list[str]:
     """Names of what a drafter still holds by text: dictionaries that are not empty."""
+    if isinstance(drafter, CombinedDrafter):
+        return [name for part in drafter.drafters for name in by_text(part)]
     return [
         name
         for name, value in vars(drafter).items()
@@ -67,7 +80,7 @@ def by_text(drafter: Drafter) -> list[str]:
 def test_it_gives_the_tokens_of_plain_decoding(name: str, law: str, prompts) -> None:
     params = PARAMS[law]
     plain = [c.token_ids for c in served(NoDrafter()).complete(asked(params, prompts))]
-    requests = served(MAKERS[name]())
+    requests = served(made(name))
     # Twice, because some remember.
     for _ in range(2):
         done = requests.complete(asked(params, prompts))
@@ -85,7 +98,7 @@ def test_a_draft_that_is_taken_unseen_is_noticed() -> None:
 
 @every_drafter
 def test_it_keeps_nothing_of_texts_that_are_over(name: str) -> None:
-    drafter = MAKERS[name]()
+    drafter = made(name)
     requests = served(drafter)
     requests.complete(asked(PARAMS["greedy"], RAGGED))
     assert by_text(drafter) == []
@@ -95,7 +108,7 @@ def test_it_keeps_nothing_of_texts_that_are_over(name: str) -> None:
 
 @every_drafter
 def test_a_cancelled_text_leaves_nothing_and_the_others_go_on(name: str) -> None:
-    drafter = MAKERS[name]()
+    drafter = made(name)
     requests = served(drafter)
     stream = requests.stream(Request((1, 2, 3, 1, 2), PARAMS["greedy"]))
     for _ in range(3):
@@ -111,14 +124,14 @@ def test_a_cancelled_text_leaves_nothing_and_the_others_go_on(name: str) -> None
 @every_drafter
 @pytest.mark.parametrize("rule", ["block", "token", "match"])
 def test_it_goes_with_every_rule_at_temperature_zero(name: str, rule: str) -> None:
-    ours = decoder(MAKERS[name](), TARGET, 4, rule, temperature=0.0).generate_batch(RAGGED, 20)
+    ours = decoder(made(name), TARGET, 4, rule, temperature=0.0).generate_batch(RAGGED, 20)
     assert ours == decoder(None, TARGET, temperature=0.0).generate_batch(RAGGED, 20)
 
 
 @every_drafter
 def test_an_interrupted_round_changes_no_token(name: str) -> None:
     """Ctrl-C in the target's forward: what was drafted is drafted anew, the text is the same."""
-    drafter = MAKERS[name]()
+    drafter = made(name)
     requests = served(drafter)
     target = requests.engine.target
     plain = served(NoDrafter()).complete(asked(PARAMS["coupled"], RAGGED))
@@ -144,7 +157,7 @@ def test_an_interrupted_round_changes_no_token(name: str) -> None:
 
 @every_drafter
 def test_no_draft_is_longer_than_asked_for(name: str) -> None:
-    drafter = MAKERS[name]()
+    drafter = made(name)
     config = SpeculativeDecoderConfig(k=3, sampling=SamplingParams(temperature=0.0))
     spec = SpeculativeDecoder(drafter, TARGET, config)
     seen = []
