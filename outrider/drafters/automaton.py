@@ -225,6 +225,25 @@ class SuffixAutomaton:
         found.sort(key=_times, reverse=True)
         return sum(times for _, times in found), found
 
+    def commonest(self, state: int, length: int) -> tuple[int, float, int, int] | None:
+        """The commonest successor, its share of all, and the place behind it; None where none is.
+
+        It is `successors` and `follow` in one, for a place found since the automaton last grew.
+        """
+        token, share = self._only[state], 1.0
+        if token >= 0:
+            child = self._to[state]
+        elif token == NONE:
+            return None
+        else:
+            times, found = self.successors(state, length)
+            token, count = found[0]
+            share = count / times
+            child = self._more[state][token]
+        if length < self.longest:
+            return token, share, child, length + 1
+        return token, share, self._shortened(child, length), length
+
     def shorter(self, state: int, length: int) -> tuple[int, int]:
         """The place of the longest suffix of a place's substring that occurs elsewhere too."""
         state = self._shortened(state, length)

@@ -34,17 +34,16 @@ class Match:
         tokens: list[int] = []
         chance = 1.0
         while len(tokens) < num_tokens and length:
-            times, found = automaton.successors(state, length)
-            if not found:
+            found = automaton.commonest(state, length)
+            if found is None:
                 # The end of the text: what comes next is what came after less of it.
                 state, length = automaton.shorter(state, length)
                 continue
-            token, count = found[0]
-            chance *= count / times
+            token, share, state, length = found
+            chance *= share
             if token == END or chance < min_prob:
                 break
             tokens.append(token)
-            state, length = automaton.follow(state, length, token)
         return tokens
 
     def tree(self, budget: Budget) -> PointTree:

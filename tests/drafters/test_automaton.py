@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,6 +58,13 @@ def test_every_end_is_found_counted_and_followed_as_by_plain_search(text, longes
             total, found = automaton.successors(state, length)
             follows = followers(so_far, part)
             assert found == follows[:RANKED]
+            best = automaton.commonest(state, length)
+            if follows:
+                assert best is not None and best[0] == follows[0][0]
+                assert best[1] == pytest.approx(found[0][1] / total)
+                assert best[2:] == automaton.follow(state, length, best[0])
+            else:
+                assert best is None
             if len(follows) <= RANKED:
                 assert total == sum(times for _, times in follows)
 

@@ -24,8 +24,7 @@ def logits(target: HuggingFaceTarget) -> torch.Tensor:
     return out.float()
 
 
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("dtype", "strict"), [(torch.float32, True), (torch.bfloat16, False)])
 def test_it_is_near_its_model_and_on_its_memory(dtype: torch.dtype, strict: bool) -> None:
     target = HuggingFaceTarget.load(bundled_path("target"), dtype=dtype, strict=strict)
     before = logits(target)
@@ -51,19 +50,25 @@ def test_a_layer_in_eight_bits_is_near_the_layer() -> None:
     assert nothing.abs().max() == 0
 
 
+GREEDY, COUPLED = SamplingParams(max_tokens=24, temperature=0.0), SamplingParams(24, seed=7)
+PROMPTS = [prompt[: 40 * (i + 1)] for i, prompt in enumerate(eval_prompts("code")[:5])]
+
+
+@pytest.fixture(scope="module")
+def plain() -> LLM:
+    return LLM.load("bundled", "none", strict=True)
+
+
 @pytest.mark.parametrize(
-    "params",
-    [SamplingParams(max_tokens=24, temperature=0.0), SamplingParams(max_tokens=24, seed=7)],
-    ids=["greedy", "coupled"],
+    ("spec", "params"),
+    [("int8", GREEDY), ("suffix+int8", COUPLED), ("recycle+suffix", GREEDY)],
 )
-@pytest.mark.parametrize("spec", ["int8", "suffix+int8", "recycle+suffix"])
-def test_drafting_with_it_changes_no_token(spec: str, params: SamplingParams) -> None:
-    prompts = [prompt[: 40 * (i + 1)] for i, prompt in enumerate(eval_prompts("code")[:5])]
-    plain = LLM.load("bundled", "none", strict=True).generate(prompts, params)
+def test_drafting_with_it_changes_no_token(spec: str, params: SamplingParams, plain: LLM) -> None:
+    wanted = [done.token_ids for done in plain.generate(PROMPTS, params)]
     llm = LLM.load("bundled", spec, strict=True)
-    assert [c.token_ids for c in llm.generate(prompts, params)] == [c.token_ids for c in plain]
-    (alone,) = llm.generate(prompts[3], params)
-    assert alone.token_ids == plain[3].token_ids
+    assert [done.token_ids for done in llm.generate(PROMPTS, params)] == wanted
+    (alone,) = llm.generate(PROMPTS[3], params)
+    assert alone.token_ids == wanted[3]
     assert llm.info()["drafter"]["name"] == spec and llm.metrics.accepted > 0
     if spec == "int8":
         assert llm.metrics.acceptance_rate > 0.7
