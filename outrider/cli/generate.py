@@ -120,9 +120,11 @@ def _settled(
     A drawn seed does not choose the rule as a given one does.
     """
     from outrider.engine.settings import resolve_rule, tree_budget
+    from outrider.llm.options import Speculation
     from outrider.noise import fresh_seed
 
-    trees = tree_budget(loading.depth, loading.width, loading.nodes)
+    depth = Speculation(loading.drafter, loading.depth).depth(loading.width)
+    trees = tree_budget(depth, loading.width, loading.nodes)
     rule = resolve_rule(loading.rule, sampling, trees=trees, lossless=loading.lossless)
     if sampling.seed is None:
         sampling = replace(sampling, seed=fresh_seed())

@@ -67,11 +67,13 @@ class CombinedDrafter(Drafter):
         self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws
     ) -> Draft:
         """The longest chain of each text, or one tree of all."""
-        if draws.trees:
-            # A second one would draw with the noise of the first.
-            asked = (*self._drawing[:1], *self._certain)
+        if draws.trees is not None:
+            # A second one would draw with the noise of the first. Where a rule takes no certain
+            # tokens, those who have no others are left out.
+            able = self._certain if draws.max_certain or not self._drawing else ()
+            asked = (*self._drawing[:1], *able)
             drafts = [drafter.propose(texts, depths, draws) for drafter in asked]
-            return _Parts(drafts).grafted(draws.max_nodes)
+            return _Parts(drafts).grafted(draws.trees.nodes)
         return self._longest(texts, depths, draws)
 
     def _longest(

@@ -51,10 +51,10 @@ class RecycleDrafter(Drafter):
     ) -> Draft:
         """The best successor's best successor and so on; a tree of ranks where trees are taken."""
         ends = [text.tokens[-1] for text in texts]
-        if not draws.trees:
+        if not draws.max_certain:
             return draws.points([self._chain(*one) for one in zip(ends, depths, strict=True)])
         trees = [
-            self._tree(end, Budget(draws.max_nodes, depth))
+            self._tree(end, Budget(draws.max_certain, depth))
             for end, depth in zip(ends, depths, strict=True)
         ]
         return draws.point_trees(

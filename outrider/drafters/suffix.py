@@ -124,9 +124,9 @@ class SuffixDrafter(Drafter):
         """The likeliest continuation of the longest match, or nothing."""
         with nullcontext() if self.store is None else self.store.lock:
             matches = [self._match(text) for text in texts]
-            if draws.trees:
+            if draws.max_certain:
                 trees = [
-                    self._tree(match, depth, draws.max_nodes)
+                    self._tree(match, depth, draws.max_certain)
                     for match, depth in zip(matches, depths, strict=True)
                 ]
                 return draws.point_trees(

@@ -135,7 +135,9 @@ class LLM:
         if isinstance(drafter, str):
             drafter = load_drafter(asked, model, tokenizer, place, target)
         share_cache(cache_bytes, target(), drafter)
-        return cls(target(), tokenizer, drafter, k=asked.depth, rule=asked.rule, **options)
+        width = options.get("width", 1)
+        k = asked.depth(width if isinstance(width, int) else 1)
+        return cls(target(), tokenizer, drafter, k=k, rule=asked.rule, **options)
 
     @property
     def metrics(self) -> SpeculativeMetrics:

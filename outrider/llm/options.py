@@ -10,6 +10,7 @@ from typing import Any
 
 from outrider.config import check_between, check_whole, nearest
 from outrider.drafters import SuffixDrafter, SuffixStore
+from outrider.engine.settings import MAX_EXPANDED
 from outrider.errors import InvalidConfig
 
 METHODS = {"draft_model": "draft", "ngram": "ngram", "none": "none", "suffix": "suffix"}
@@ -92,12 +93,14 @@ class Speculation:
     longest: int = 4
     suffix: SuffixOptions = SuffixOptions()
 
-    @property
-    def depth(self) -> int:
-        """Tokens drafted per round at most."""
+    def depth(self, width: int = 1) -> int:
+        """Tokens drafted per round at most, and levels of trees of a width."""
         if self.k is not None:
             return self.k
-        return self.suffix.longest if self.drafter == "suffix" else DEPTH
+        if self.drafter != "suffix":
+            return DEPTH
+        room = self.suffix.longest if width < 2 else MAX_EXPANDED // width + 1
+        return min(self.suffix.longest, room)
 
     def updated(self, config: Mapping[str, Any]) -> Speculation:
         """These options with those of a vLLM `speculative_config` in their place.

@@ -10,15 +10,18 @@ from outrider.drafters import (
     CombinedDrafter,
     Drafter,
     DrafterSpec,
+    ModelDrafter,
     NgramDrafter,
     ProtocolDrafter,
     SuffixDrafter,
 )
 from outrider.errors import InvalidConfig
-from outrider.tree import TokenTree
+from outrider.models.protocol import ProtocolTarget
+from outrider.tree import TokenTree, TreeBudget
 from tests.drafters.test_suffix import Draws, text
 from tests.engine.test_law import TARGET as LAW_TARGET
 from tests.engine.test_law import Liar, chi_square, samples
+from tests.engine.test_trees import samples as tree_samples
 from tests.engine.toys import blurred
 
 VOCAB = 7
@@ -86,22 +89,22 @@ def test_where_the_drawing_one_has_nothing_the_certain_chain_stays() -> None:
 def test_a_tree_has_all_paths_the_drawn_one_first() -> None:
     certain, other = Says([1, 2, 3]), Says([1, 4])
     both = CombinedDrafter([certain, Draws1([5, 6]), other])
-    draft = both.propose([text([1])], [3], Draws(trees=True))
+    draft = both.propose([text([1])], [3], Draws(TreeBudget(2, 63)))
     assert chains(draft) == [[5, 6, 1, 2, 3, 4]]
     assert draft.tree.parents_BN.tolist() == [[0, 1, 0, 3, 4, 3]]
     assert draft.kinds_BN is not None
     assert draft.kinds_BN.tolist() == [[Kind.IID] * 2 + [Kind.POINT] * 4]
-    small = both.propose([text([1])], [3], Draws(trees=True, max_nodes=3))
+    small = both.propose([text([1])], [3], Draws(TreeBudget(2, 3)))
     assert chains(small) == [[5, 6, 1]]
 
 
 def test_a_drawn_child_and_a_certain_one_of_the_same_token_both_stay() -> None:
     """Leaving one out by what was drawn would make the other's law another one."""
     both = CombinedDrafter([Says([5]), Draws1([5])])
-    draft = both.propose([text([1])], [1], Draws(trees=True))
+    draft = both.propose([text([1])], [1], Draws(TreeBudget(2, 63)))
     assert chains(draft) == [[5, 5]] and draft.tree.parents_BN.tolist() == [[0, 0]]
     greedy = CombinedDrafter([Says([5]), Says([5, 6])])
-    assert chains(greedy.propose([text([1])], [2], Draws(trees=True))) == [[5, 6]]
+    assert chains(greedy.propose([text([1])], [2], Draws(TreeBudget(2, 63)))) == [[5, 6]]
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
@@ -110,9 +113,30 @@ def test_chains_of_certain_and_drawn_tokens_keep_the_law(rule: str) -> None:
     the same with a drafter that lies about its law must be found."""
     draft = blurred(LAW_TARGET, 5, 0.6)
     made = CombinedDrafter([NgramDrafter(1, 2), ProtocolDrafter(draft)])
-    assert chi_square(samples(made, rule, 1500), LAW_TARGET) < 4.5
+    assert chi_square(samples(made, rule, 1000), LAW_TARGET) < 4.5
     lies = CombinedDrafter([Says(), Liar(draft)])
-    assert chi_square(samples(lies, rule, 1500), LAW_TARGET) > 8
+    assert chi_square(samples(lies, rule, 1000), LAW_TARGET) > 8
+
+
+class Seen(CombinedDrafter):
+    """Counts the drafts of more than one kind."""
+
+    mixed = 0
+
+    def propose(self, texts, depths, draws) -> Draft:
+        draft = super().propose(texts, depths, draws)
+        self.mixed += len(draft.kinds) > 1
+        return draft
+
+
+@pytest.mark.parametrize("rule", ["recursive", "traversal", "hybrid-traversal", "kseq"])
+def test_trees_of_several_drafters_keep_the_law(rule: str) -> None:
+    """By frequency; certain nodes stand beside drawn ones where the rule takes both."""
+    model = ModelDrafter(ProtocolTarget(blurred(LAW_TARGET, 5, 0.6)))
+    made = Seen([SuffixDrafter(longest=2, spec_factor=4.0, min_prob=0.0), model])
+    counts = tree_samples(made, rule, 1000, TreeBudget(2, 8))
+    assert chi_square(counts, LAW_TARGET) < 4.5
+    assert bool(made.mixed) == (rule != "kseq")
 
 
 def test_what_cannot_be_combined_is_named() -> None:

@@ -21,6 +21,7 @@ from outrider.drafters import (
 )
 from outrider.engine import Emitter, Engine, Requests
 from outrider.models.protocol import ProtocolTarget
+from outrider.tree import TreeBudget
 from outrider.types import Request
 from tests.engine.toys import blurred, decoder, markov
 
@@ -54,8 +55,8 @@ def made(name: str) -> Drafter:
 every_drafter = pytest.mark.parametrize("name", MAKERS)
 
 
-def served(drafter: Drafter) -> Requests:
-    engine = Engine(ProtocolTarget(TARGET), drafter, Emitter(None))
+def served(drafter: Drafter, trees: TreeBudget | None = None) -> Requests:
+    engine = Engine(ProtocolTarget(TARGET), drafter, Emitter(None), trees=trees)
     return Requests(engine, depth=5, end_tokens=frozenset())
 
 
@@ -85,6 +86,17 @@ def test_it_gives_the_tokens_of_plain_decoding(name: str, law: str, prompts) -> 
     for _ in range(2):
         done = requests.complete(asked(params, prompts))
         assert [c.token_ids for c in done] == plain
+    assert requests.engine.metrics.accepted > 0 or name == "none"
+
+
+@pytest.mark.parametrize("name", [name for name in MAKERS if name != "protocol"])
+@pytest.mark.parametrize("law", PARAMS)
+def test_its_trees_give_the_tokens_of_plain_decoding(name: str, law: str) -> None:
+    plain = [c.token_ids for c in served(NoDrafter()).complete(asked(PARAMS[law], RAGGED))]
+    requests = served(made(name), TreeBudget(3, 12))
+    done = requests.complete(asked(PARAMS[law], RAGGED))
+    assert [c.token_ids for c in done] == plain
+    assert by_text(requests.engine.drafter) == []
     assert requests.engine.metrics.accepted > 0 or name == "none"
 
 

@@ -9,6 +9,7 @@ from outrider.drafters import RecycleDrafter
 from outrider.drafters.points import Budget
 from outrider.drafters.recycle import rank_tree
 from outrider.errors import InvalidConfig
+from outrider.tree import TreeBudget
 from tests.drafters.test_suffix import Draws, text
 
 
@@ -51,7 +52,7 @@ def test_a_wider_row_and_a_narrow_vocabulary_fit() -> None:
 def test_a_tree_holds_the_best_successors_of_its_nodes() -> None:
     drafter = RecycleDrafter(3)
     drafter.observe(text([1]), [1, 5, 2], rows([5, 2, 3], [7, 1, 2], [4, 4, 4]))
-    draws = Draws(trees=True, max_nodes=12)
+    draws = Draws(TreeBudget(8, 12))
     draft = drafter.propose([text([1]), text([8], 1)], [3, 3], draws)
     assert draft.tree.counts_B.tolist()[1] == 0 and 6 <= draft.tree.counts_B.tolist()[0] <= 12
     nodes: list[tuple[int, ...]] = [(1,)]

@@ -16,6 +16,7 @@ from outrider.drafters.suffix_store import VERSION
 from outrider.engine.draws import GroupDraws
 from outrider.errors import InvalidConfig
 from outrider.sequence import Sequence
+from outrider.tree import TreeBudget
 from outrider.types import Request
 from tests.engine.toys import markov
 
@@ -24,8 +25,11 @@ from tests.engine.toys import markov
 class Draws:
     """A round's draws that keep what they get."""
 
-    trees: bool = False
-    max_nodes: int = 64
+    trees: TreeBudget | None = None
+
+    @property
+    def max_certain(self) -> int:
+        return 0 if self.trees is None else self.trees.nodes
 
     def points(self, tokens):
         self.tokens, self.parents = [list(row) for row in tokens], None
@@ -91,8 +95,8 @@ def test_counts_decide_and_unlikely_paths_are_left_out() -> None:
 def test_trees_hold_the_likeliest_paths_within_the_budget() -> None:
     tokens = [1, 2, 5, 1, 2, 6, 1, 2, 5, 1, 3, 8, 1]
     drafter = SuffixDrafter(longest=1, spec_factor=99.0, min_prob=0.0)
-    for max_nodes in (1, 4, 8):
-        draws = Draws(trees=True, max_nodes=max_nodes)
+    for max_nodes in (2, 4, 8):
+        draws = Draws(TreeBudget(4, max_nodes))
         draft = drafter.propose([text(tokens, key=max_nodes)], [3], draws)
         (got,), (parents,) = draws.tokens, draws.parents
         assert len(got) == max_nodes and draft.tree.depth <= 3

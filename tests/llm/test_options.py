@@ -115,7 +115,7 @@ def test_vllm_values_that_are_left_out_follow_the_others() -> None:
 def test_vllms_suffix_options_are_read_and_named_as_written() -> None:
     read = Speculation("auto").updated
     plain = read({"method": "suffix"})
-    assert plain.suffix == SuffixOptions(cached_requests=10_000) and plain.depth == 24
+    assert plain.suffix == SuffixOptions(cached_requests=10_000) and plain.depth() == 24
     drafter = plain.suffix.drafter()
     assert drafter.store is not None and drafter.store.max_requests == 10_000
     config = {
@@ -126,13 +126,14 @@ def test_vllms_suffix_options_are_read_and_named_as_written() -> None:
         "suffix_decoding_min_token_prob": 0.3,
     }
     asked = read(config)
-    assert asked.suffix == SuffixOptions(12, 2, 0.3, 0) and asked.depth == 12
+    assert asked.suffix == SuffixOptions(12, 2, 0.3, 0) and asked.depth() == 12
     made = asked.suffix.drafter()
     assert (made.longest, made.spec_factor, made.min_prob, made.store) == (12, 2, 0.3, None)
-    assert read({**config, "num_speculative_tokens": 5}).depth == 5
-    assert Speculation("suffix").depth == 24 and Speculation("suffix", 3).depth == 3
+    assert read({**config, "num_speculative_tokens": 5}).depth() == 5
+    assert Speculation("suffix").depth() == 24 and Speculation("suffix", 3).depth() == 3
     assert Speculation("suffix").suffix.drafter().store is None, "remembers nothing unless asked"
-    assert Speculation("suffix+draft").depth == Speculation("auto").depth == 4
+    assert Speculation("suffix+draft").depth() == Speculation("auto").depth() == 4
+    assert Speculation("suffix").depth(4) == 15, "as far as trees of that width may go"
     for key, value in (
         ("suffix_decoding_max_tree_depth", 0),
         ("suffix_decoding_max_cached_requests", -1),
