@@ -10,6 +10,7 @@ longest chains of suffixes. After every token a proposal of up to 24 tokens is m
 
 import argparse
 import json
+import os
 import platform
 import random
 import re
@@ -108,7 +109,11 @@ def main() -> None:
             f"{case.both_us:9.1f} {case.both_median_us:7.1f} {case.drafted:15.1f}"
         )
     if given.json:
-        machine = {"processor": platform.machine(), "python": platform.python_version()}
+        machine = {
+            "processor": platform.machine(),
+            "python": platform.python_version(),
+            "load_before": os.getloadavg()[0],
+        }
         report = {"machine": machine, "cases": [asdict(case) for case in cases]}
         given.json.write_text(json.dumps(report, indent=1) + "\n")
 
