@@ -30,7 +30,7 @@ def generate(
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt here.")] = None,
     model: options.Model = "bundled",
     drafter: options.Drafter = "auto",
-    depth: options.Depth = 4,
+    depth: options.Depth = None,
     rule: options.Rule = None,
     width: options.Width = 1,
     nodes: options.Nodes = None,
@@ -127,9 +127,11 @@ def _settled(
     A drawn seed does not choose the rule as a given one does.
     """
     from outrider.engine.settings import resolve_rule, tree_budget
+    from outrider.llm.options import Speculation
     from outrider.noise import fresh_seed
 
-    trees = tree_budget(loading.depth, loading.width, loading.nodes)
+    depth = Speculation(loading.drafter, loading.depth).depth(loading.width)
+    trees = tree_budget(depth, loading.width, loading.nodes)
     rule = resolve_rule(loading.rule, sampling, trees=trees, lossless=loading.lossless)
     if sampling.seed is None:
         sampling = replace(sampling, seed=fresh_seed())

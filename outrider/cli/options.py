@@ -21,10 +21,18 @@ Model = Annotated[
 Drafter = Annotated[
     str,
     typer.Option(
-        "--drafter", "-d", metavar="SPEC", help="Who guesses: auto, none, draft, draft:PATH, ngram."
+        "--drafter",
+        "-d",
+        metavar="SPEC",
+        help="Who guesses: auto, none, draft, draft:PATH, ngram, suffix, recycle, int8, or a+b.",
     ),
 ]
-Depth = Annotated[int, typer.Option("--depth", "-k", help="Tokens guessed per round at most.")]
+Depth = Annotated[
+    int | None,
+    typer.Option(
+        "--depth", "-k", help="Tokens guessed per round at most; 4 by default, of suffix 24."
+    ),
+]
 Rule = Annotated[
     str | None,
     typer.Option(
@@ -64,7 +72,7 @@ class Loading:
 
     model: str
     drafter: str
-    depth: int = 4
+    depth: int | None = None
     rule: str | None = None
     strict: bool | None = None
     dtype: str | None = None
@@ -76,7 +84,7 @@ class Loading:
 
     def load(self) -> LLM:
         """The model, ready; torch and transformers are imported here and not before."""
-        if self.depth < 1:
+        if self.depth is not None and self.depth < 1:
             raise InvalidConfig(
                 f"depth={self.depth}: at least 1 token is guessed per round; "
                 "use --drafter none to guess none"

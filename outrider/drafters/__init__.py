@@ -1,19 +1,27 @@
 """Who guesses: drafters behind one interface, and the spec strings that name them."""
 
 from outrider.drafters.base import Drafter, RoundDraws
+from outrider.drafters.combined import CombinedDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.protocol import ProtocolDrafter
+from outrider.drafters.recycle import RecycleDrafter
 from outrider.drafters.specs import SPECS, DrafterSpec
+from outrider.drafters.suffix import SuffixDrafter
+from outrider.drafters.suffix_store import SuffixStore
 
 __all__ = [
     "SPECS",
+    "CombinedDrafter",
     "Drafter",
     "DrafterSpec",
     "ModelDrafter",
     "NgramDrafter",
     "NoDrafter",
     "ProtocolDrafter",
+    "RecycleDrafter",
     "RoundDraws",
+    "SuffixDrafter",
+    "SuffixStore",
 ]

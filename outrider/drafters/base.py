@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from collections.abc import Sequence as Sequenced
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from torch import Tensor
 
@@ -19,6 +19,9 @@ from outrider.decoding import Draft
 from outrider.models.protocol import Rng
 from outrider.sequence import Sequence
 from outrider.tree import TreeBudget
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,11 @@ class Drafter(ABC):
     vocab_size: int | None = None
     """Width of its laws; None where it only repeats tokens it has seen."""
 
+    certain: bool = False
+    """Whether it draws nothing: its tokens are point masses and cost next to nothing."""
+    wants_rows: bool = False
+    """Whether `observe` is to be called."""
+
     def unread(self, text: Sequence) -> int:
         """Tokens of the text that `propose` would read first; 0 for who has no cache."""
         return 0
@@ -125,6 +133,15 @@ class Drafter(ABC):
         self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws
     ) -> Draft:
         """At most `depths[b]` tokens after each text."""
+
+    def observe(
+        self, text: Sequence, tokens: Sequenced[int], logits_nV: Float[Tensor, "n V"]
+    ) -> None:
+        """The target's logits after the text's last token and after each kept drafted one.
+
+        `tokens` are those n tokens. Called once a round and text, before `commit`, where
+        `wants_rows` asks for it; the rows are the target's and must not be changed.
+        """
 
     def commit(self, text: Sequence, accepted: int) -> None:
         """The text kept its first `accepted` drafted tokens and gained one of the target's."""

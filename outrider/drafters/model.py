@@ -29,10 +29,16 @@ class ModelDrafter(Drafter):
     wrong text costs speed only, and the drafting goes on.
     """
 
-    name = "draft"
-
-    def __init__(self, model: Target, *, vocab_size: int | None = None, chunk: int = 512) -> None:
+    def __init__(
+        self,
+        model: Target,
+        *,
+        vocab_size: int | None = None,
+        chunk: int = 512,
+        name: str = "draft",
+    ) -> None:
         self.model = model
+        self.name = name
         self.vocab_size = model.vocab_size
         self.chunk = chunk
         self._width = vocab_size

@@ -61,6 +61,7 @@ class NgramDrafter(Drafter):
     """
 
     name = "ngram"
+    certain = True
 
     def __init__(self, shortest: int = 2, longest: int = 4) -> None:
         if not 1 <= shortest <= longest:

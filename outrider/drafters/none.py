@@ -13,6 +13,7 @@ class NoDrafter(Drafter):
     """Proposes nothing, so that every round adds the one token the target draws."""
 
     name = "none"
+    certain = True
 
     def propose(
         self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws

@@ -1,7 +1,8 @@
-"""Spec strings: `none`, `draft`, `draft:PATH`, `ngram`, `auto`."""
+"""Spec strings: `none`, `draft`, `draft:PATH`, `ngram`, `suffix`, ..., and `a+b` of several."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from outrider.config import nearest
@@ -13,7 +14,13 @@ SPECS = {
     "draft": "the target's registered draft model",
     "draft:PATH": "the draft model in a folder",
     "ngram": "prompt lookup in the text itself",
+    "suffix": "the longest earlier occurrence of the text's end, by counts",
+    "recycle": "the target's own earlier guesses",
+    "int8": "the target's own weights in eight bits",
 }
+KINDS = tuple(dict.fromkeys(name.partition(":")[0] for name in SPECS))
+# A plus sign in a folder's name is none between drafters.
+_PLUS = re.compile(rf"\+(?=(?:{'|'.join(KINDS)})(?:[:+]|$))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +32,31 @@ class DrafterSpec:
 
     @classmethod
     def parse(cls, spec: str) -> DrafterSpec:
-        """Reads a spec string.
+        """Reads the spec string of one drafter.
 
         Raises:
             InvalidConfig: an unknown drafter, a missing folder or one too many.
         """
         kind, colon, path = spec.partition(":")
-        if kind not in {name.partition(":")[0] for name in SPECS}:
+        if kind not in KINDS:
             raise InvalidConfig(
-                f"drafter={spec!r} does not exist; drafters are {', '.join(SPECS)}"
-                + nearest(kind, SPECS)
+                f"drafter={spec!r} does not exist; drafters are {', '.join(SPECS)}, "
+                "or several as a+b" + nearest(kind, SPECS)
             )
         if colon and (kind != "draft" or not path):
             raise InvalidConfig(f"drafter={spec!r}: only draft:PATH takes a folder, and needs it")
         return cls(kind, path or None)
+
+    @classmethod
+    def parse_all(cls, spec: str) -> tuple[DrafterSpec, ...]:
+        """Reads a spec string of one drafter, or of several as `a+b`.
+
+        Raises:
+            InvalidConfig: what `parse` refuses; the same drafter twice; `none` beside another.
+        """
+        found = tuple(cls.parse(part) for part in _PLUS.split(spec))
+        if len(set(found)) < len(found):
+            raise InvalidConfig(f"drafter={spec!r} names one drafter twice; name it once")
+        if len(found) > 1 and any(one.kind == "none" for one in found):
+            raise InvalidConfig(f"drafter={spec!r}: 'none' guesses nothing; leave it out")
+        return found

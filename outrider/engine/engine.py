@@ -21,6 +21,7 @@ from outrider.engine.emit import Emitter
 from outrider.engine.group import Group, Scores, alphas, score
 from outrider.engine.laps import Laps
 from outrider.engine.memory import out_of_memory
+from outrider.engine.observe import show_rows
 from outrider.engine.reading import Turn
 from outrider.engine.scheduler import Scheduler
 from outrider.errors import UnsupportedModel
@@ -101,6 +102,8 @@ class Engine:
             verdict = group.rule.verify(draft, laws, noise_B)
             alphas_B = alphas(group, draft, laws, verdict)
             lap("verify_s")
+            if group.drafter.wants_rows:
+                show_rows(group, draft, scores, verdict)
             self._commit(group, draft, scores, verdict, alphas_B)
             self._emit(group)
             lap("commit_s")

@@ -95,6 +95,11 @@ class Scores:
             return TargetLaws(_padded(group.controls.probs(rows_RV, self._owners), self._counts))
         return OnDemand(rows_RV, self._counts, group.controls)
 
+    def along(self, text: int, path: Sequenced[int]) -> Tensor:
+        """The target's logits of the text as it stands and of the nodes of a path, unmasked."""
+        start = sum(self._counts[:text])
+        return self._logits_RV[[start, *(start + row for row in path)]]
+
     def broken(self, text: int, path: Sequenced[int]) -> NonFinite | None:
         """The error of a text whose walk met a row that is no law."""
         start = sum(self._counts[:text])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -100,7 +101,8 @@ class LLM:
 
         Args:
             model: a local folder, or "bundled".
-            drafter: a Drafter, or a spec: none, draft, draft:PATH, ngram, auto.
+            drafter: a Drafter, or a spec: none, draft, draft:PATH, ngram, suffix, recycle, int8,
+                auto; or several as a+b.
             device: where the models run; None = the CPU.
             dtype: "float32", "bfloat16", ...; None = bfloat16 where the processor has it.
             strict: one arithmetic class for everything, so that logits are equal bit for bit.
@@ -126,14 +128,13 @@ class LLM:
             raise InvalidConfig(
                 f"drafter={drafter!r}: a Drafter or a spec is due; 'none' decodes plainly"
             )
-        k_given = "k" in options
         asked = Speculation(
             drafter if isinstance(drafter, str) else "none",
-            options.pop("k", 4),
+            options.pop("k", None),
             options.pop("rule", None),
         )
         if speculative_config is not None:
-            asked = _instead(asked, drafter, speculative_config, k_given=k_given)
+            asked = _instead(asked, drafter, speculative_config)
         cache_bytes = options.pop("cache_bytes", None)
         place = Placement(
             device,
@@ -144,11 +145,13 @@ class LLM:
         )
         folder = folder_of(model)
         tokenizer = TextTokenizer(folder)
+        target = cache(lambda: place.load(folder))
         if isinstance(drafter, str):
-            drafter = load_drafter(asked, model, tokenizer, place)
-        target = place.load(folder)
-        share_cache(cache_bytes, target, drafter)
-        return cls(target, tokenizer, drafter, k=asked.k, rule=asked.rule, **options)
+            drafter = load_drafter(asked, model, tokenizer, place, target)
+        share_cache(cache_bytes, target(), drafter)
+        width = options.get("width", 1)
+        k = asked.depth(width if isinstance(width, int) else 1)
+        return cls(target(), tokenizer, drafter, k=k, rule=asked.rule, **options)
 
     @property
     def metrics(self) -> SpeculativeMetrics:
@@ -256,16 +259,14 @@ class LLM:
         }
 
 
-def _instead(
-    asked: Speculation, drafter: str | Drafter, config: Mapping[str, Any], *, k_given: bool
-) -> Speculation:
+def _instead(asked: Speculation, drafter: str | Drafter, config: Mapping[str, Any]) -> Speculation:
     """What a `speculative_config` says, where nothing else says otherwise."""
     meant = asked.updated(config)
     names_one = any(config.get(key) is not None for key in ("method", "model"))
     other_drafter = drafter != "auto" and meant.drafter != asked.drafter
     clashes = {
         "drafter": other_drafter or (names_one and isinstance(drafter, Drafter)),
-        "k": k_given and meant.k != asked.k,
+        "k": asked.k is not None and meant.k != asked.k,
         "rule": asked.rule is not None and meant.rule != asked.rule,
     }
     for name, clash in clashes.items():

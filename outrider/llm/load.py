@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,19 @@ from typing import Any
 import torch
 
 from outrider.config import check_flag, check_whole
-from outrider.drafters import Drafter, DrafterSpec, ModelDrafter, NgramDrafter, NoDrafter
+from outrider.drafters import (
+    CombinedDrafter,
+    Drafter,
+    DrafterSpec,
+    ModelDrafter,
+    NgramDrafter,
+    NoDrafter,
+    RecycleDrafter,
+)
 from outrider.errors import InvalidConfig, ModelError, VocabularyMismatch
 from outrider.llm.options import Speculation
+from outrider.models.base import Target
+from outrider.models.bridge import BridgedModel
 from outrider.models.bundled import bundled_path
 from outrider.models.hf import (
     HuggingFaceTarget,
@@ -19,6 +30,7 @@ from outrider.models.hf import (
     model_folder,
     refuse_cache_bytes,
 )
+from outrider.models.quantised import quantised
 from outrider.models.recurrent import RecurrentTarget
 from outrider.models.text import TextTokenizer
 
@@ -89,7 +101,7 @@ def folder_of(model: str | Path) -> Path:
 
 
 def share_cache(cache_bytes: int | None, target: LoadedTarget, drafter: Drafter) -> None:
-    """Bounds all caches together: target and draft model get room for as many tokens each.
+    """Bounds all caches together: target and draft models get room for as many tokens each.
 
     Raises:
         InvalidConfig: a bound that is no number of bytes, or holds no block of tokens; a model
@@ -97,8 +109,7 @@ def share_cache(cache_bytes: int | None, target: LoadedTarget, drafter: Drafter)
     """
     if cache_bytes is None:
         return
-    draft = drafter.model if isinstance(drafter, ModelDrafter) else None
-    for model in (target, draft):
+    for model in (target, *_draft_models(drafter)):
         if isinstance(model, RecurrentTarget):
             refuse_cache_bytes(cache_bytes, model.model.config.model_type)
     models = _cached(target, drafter)
@@ -130,10 +141,17 @@ def plan_cache(target: HuggingFaceTarget, drafter: Drafter, max_texts: int) -> d
     }
 
 
-def _cached(target: HuggingFaceTarget, drafter: Drafter) -> list[HuggingFaceTarget]:
-    """The models that keep keys and values."""
-    draft = drafter.model if isinstance(drafter, ModelDrafter) else None
-    return [model for model in (target, draft) if isinstance(model, HuggingFaceTarget)]
+def _cached(target: LoadedTarget, drafter: Drafter) -> list[HuggingFaceTarget]:
+    """The models that keep keys and values in blocks."""
+    models = (target, *_draft_models(drafter))
+    return [model for model in models if isinstance(model, HuggingFaceTarget)]
+
+
+def _draft_models(drafter: Drafter) -> list[Target]:
+    """The models a drafter guesses with."""
+    parts = drafter.drafters if isinstance(drafter, CombinedDrafter) else (drafter,)
+    drafts = [part.model for part in parts if isinstance(part, ModelDrafter)]
+    return [draft.model if isinstance(draft, BridgedModel) else draft for draft in drafts]
 
 
 def draft_folder(spec: DrafterSpec, model: str | Path) -> Path | None:
@@ -151,22 +169,37 @@ def draft_folder(spec: DrafterSpec, model: str | Path) -> Path | None:
 
 
 def load_drafter(
-    options: Speculation, model: str | Path, tokenizer: TextTokenizer, place: Placement
+    options: Speculation,
+    model: str | Path,
+    tokenizer: TextTokenizer,
+    place: Placement,
+    target: Callable[[], HuggingFaceTarget],
 ) -> Drafter:
-    """The drafter of a spec string.
+    """The drafter of a spec string; `target` gives the target, loaded where it is not yet.
 
     Raises:
         InvalidConfig: an unknown spec.
         VocabularyMismatch: a draft model with another tokenizer than the target's.
+        UnsupportedModel: int8 for a model or machine that has none.
     """
-    spec = DrafterSpec.parse(options.drafter)
-    folder = draft_folder(spec, model)
-    if folder is not None:
-        check_vocabularies(TextTokenizer(folder), tokenizer)
-        return ModelDrafter(place.load(folder))
-    if spec.kind == "none":
-        return NoDrafter()
-    return NgramDrafter(options.shortest, options.longest)
+
+    def made(spec: DrafterSpec) -> Drafter:
+        folder = draft_folder(spec, model)
+        if folder is not None:
+            check_vocabularies(TextTokenizer(folder), tokenizer)
+            return ModelDrafter(place.load(folder))
+        if spec.kind == "int8":
+            return ModelDrafter(quantised(target()), name="int8")
+        without_model: dict[str, Callable[[], Drafter]] = {
+            "none": NoDrafter,
+            "suffix": options.suffix.drafter,
+            "recycle": RecycleDrafter,
+        }
+        make = without_model.get(spec.kind)
+        return NgramDrafter(options.shortest, options.longest) if make is None else make()
+
+    drafters = [made(spec) for spec in DrafterSpec.parse_all(options.drafter)]
+    return drafters[0] if len(drafters) == 1 else CombinedDrafter(drafters)
 
 
 def check_vocabularies(draft: TextTokenizer, target: TextTokenizer) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import Any
 
-from outrider.config import check_whole, nearest
+from outrider.config import check_between, check_whole, nearest
+from outrider.drafters import SuffixDrafter, SuffixStore
+from outrider.engine.settings import MAX_EXPANDED
 from outrider.errors import InvalidConfig
 
-METHODS = {"draft_model": "draft", "ngram": "ngram", "none": "none"}
+METHODS = {"draft_model": "draft", "ngram": "ngram", "none": "none", "suffix": "suffix"}
 RULES = {"standard": "token", "block": "block"}
 KEYS = (
     "method",
@@ -19,7 +22,64 @@ KEYS = (
     "prompt_lookup_max",
     "prompt_lookup_min",
     "rejection_sample_method",
+    "suffix_decoding_max_cached_requests",
+    "suffix_decoding_max_spec_factor",
+    "suffix_decoding_max_tree_depth",
+    "suffix_decoding_min_token_prob",
 )
+SUFFIX = "suffix_decoding_"
+CACHED_REQUESTS = 10_000
+"""What vLLM remembers where nobody says."""
+
+DEPTH = 4
+"""Tokens drafted per round where nobody says; a suffix draft has as many as its match may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuffixOptions:
+    """How the drafter `suffix` looks things up; the names are those of SuffixDrafter."""
+
+    longest: int = 24
+    spec_factor: float = 1.0
+    min_prob: float = 0.1
+    cached_requests: int = 0
+
+    def drafter(self) -> SuffixDrafter:
+        """The drafter, with a store of its own where requests are to be remembered."""
+        store = None
+        if self.cached_requests:
+            store = SuffixStore(max_requests=self.cached_requests, longest=self.longest)
+        return SuffixDrafter(
+            longest=self.longest,
+            spec_factor=self.spec_factor,
+            min_prob=self.min_prob,
+            store=store,
+        )
+
+    def updated(self, given: Mapping[str, Any], drafter: str) -> SuffixOptions:
+        """These options with vLLM's in their place; method `suffix` remembers 10,000 requests.
+
+        Raises:
+            InvalidConfig: a value that cannot be meant, an option without the method.
+        """
+        names = [name for name in given if name.startswith(SUFFIX)]
+        if "suffix" not in drafter.split("+"):
+            if names:
+                raise InvalidConfig(
+                    f"speculative_config {names[0]} is for method 'suffix', not for drafter "
+                    f"{drafter!r}; leave one out"
+                )
+            return self
+        values = {name.removeprefix(SUFFIX): given[name] for name in names}
+        longest = values.get("max_tree_depth", self.longest)
+        cached = values.get("max_cached_requests", CACHED_REQUESTS)
+        check_whole(f"{SUFFIX}max_tree_depth", longest, 1, 2**31)
+        check_whole(f"{SUFFIX}max_cached_requests", cached, 0, 2**31)
+        factor = values.get("max_spec_factor", self.spec_factor)
+        share = values.get("min_token_prob", self.min_prob)
+        check_between(f"{SUFFIX}max_spec_factor", factor, 0.0, math.inf)
+        check_between(f"{SUFFIX}min_token_prob", share, 0.0, 1.0)
+        return SuffixOptions(longest, factor, share, cached)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +87,20 @@ class Speculation:
     """How to speculate: drafter spec, draft length, rule, and prompt lookup's n-gram lengths."""
 
     drafter: str
-    k: int
+    k: int | None = None
     rule: str | None = None
     shortest: int = 2
     longest: int = 4
+    suffix: SuffixOptions = SuffixOptions()
+
+    def depth(self, width: int = 1) -> int:
+        """Tokens drafted per round at most, and levels of trees of a width."""
+        if self.k is not None:
+            return self.k
+        if self.drafter != "suffix":
+            return DEPTH
+        room = self.suffix.longest if width < 2 else MAX_EXPANDED // width + 1
+        return min(self.suffix.longest, room)
 
     def updated(self, config: Mapping[str, Any]) -> Speculation:
         """These options with those of a vLLM `speculative_config` in their place.
@@ -53,8 +123,10 @@ class Speculation:
             rule = RULES[_known("rejection_sample_method", given, RULES)]
         shortest, longest = self._lookup(given, drafter)
         k = given.get("num_speculative_tokens", self.k)
-        check_whole("num_speculative_tokens", k, 1)
-        return Speculation(drafter, k, rule, shortest, longest)
+        if k is not None:
+            check_whole("num_speculative_tokens", k, 1)
+        suffix = self.suffix.updated(given, drafter)
+        return Speculation(drafter, k, rule, shortest, longest, suffix)
 
     def _lookup(self, given: Mapping[str, Any], drafter: str) -> tuple[int, int]:
         """Lengths of the n-grams looked up; one that is not given follows the other."""

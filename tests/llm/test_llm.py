@@ -30,7 +30,7 @@ def plain() -> LLM:
     return LLM.load("bundled", drafter="none")
 
 
-@pytest.mark.parametrize("drafter", ["draft", "ngram"])
+@pytest.mark.parametrize("drafter", ["draft", "ngram", "suffix"])
 @pytest.mark.parametrize(
     "params", [GREEDY, SamplingParams(max_tokens=40, seed=7, top_p=0.95)], ids=["greedy", "seed"]
 )

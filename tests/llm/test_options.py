@@ -11,7 +11,7 @@ import torch
 from outrider import LLM, SamplingParams
 from outrider.drafters import NoDrafter
 from outrider.errors import InvalidConfig, ModelError
-from outrider.llm.options import Speculation
+from outrider.llm.options import Speculation, SuffixOptions
 from outrider.models.bundled import bundled_path, eval_prompts
 from outrider.models.text import TextTokenizer
 
@@ -110,6 +110,42 @@ def test_vllm_values_that_are_left_out_follow_the_others() -> None:
     assert read({"method": "ngram", "prompt_lookup_max": 1}) == Speculation("ngram", 4, None, 1, 1)
     assert read({"model": "[ngram]", "prompt_lookup_max": None}).drafter == "ngram"
     assert read({"model": "/some/draft"}).drafter == "draft:/some/draft"
+
+
+def test_vllms_suffix_options_are_read_and_named_as_written() -> None:
+    read = Speculation("auto").updated
+    plain = read({"method": "suffix"})
+    assert plain.suffix == SuffixOptions(cached_requests=10_000) and plain.depth() == 24
+    drafter = plain.suffix.drafter()
+    assert drafter.store is not None and drafter.store.max_requests == 10_000
+    config = {
+        "method": "suffix",
+        "suffix_decoding_max_tree_depth": 12,
+        "suffix_decoding_max_cached_requests": 0,
+        "suffix_decoding_max_spec_factor": 2,
+        "suffix_decoding_min_token_prob": 0.3,
+    }
+    asked = read(config)
+    assert asked.suffix == SuffixOptions(12, 2, 0.3, 0) and asked.depth() == 12
+    made = asked.suffix.drafter()
+    assert (made.longest, made.spec_factor, made.min_prob, made.store) == (12, 2, 0.3, None)
+    assert read({**config, "num_speculative_tokens": 5}).depth() == 5
+    assert Speculation("suffix").depth() == 24 and Speculation("suffix", 3).depth() == 3
+    assert Speculation("suffix").suffix.drafter().store is None, "remembers nothing unless asked"
+    assert Speculation("suffix+draft").depth() == Speculation("auto").depth() == 4
+    assert Speculation("suffix").depth(4) == 15, "as far as trees of that width may go"
+    for key, value in (
+        ("suffix_decoding_max_tree_depth", 0),
+        ("suffix_decoding_max_cached_requests", -1),
+        ("suffix_decoding_max_spec_factor", "x"),
+        ("suffix_decoding_min_token_prob", 1.5),
+    ):
+        with pytest.raises(InvalidConfig, match=f"{key}={value!r}"):
+            read({**config, key: value})
+    with pytest.raises(InvalidConfig, match="max_tree_depth is for method 'suffix'"):
+        read({"method": "ngram", "suffix_decoding_max_tree_depth": 3})
+    with pytest.raises(InvalidConfig, match="did you mean 'suffix_decoding_max_tree_depth'"):
+        read({"suffix_decoding_tree_depth": 3})
 
 
 def test_a_conversation_goes_through_the_chat_template() -> None:

@@ -1,0 +1,217 @@
+"""Several drafters for one draft: `a+b`.
+
+Chains: each text gets the longest proposal. Trees: one tree of all proposals, in which every child
+keeps the law it was drawn from. Which drafter serves a text never depends on what was drawn, so
+that laws stay what they are said to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Sequenced
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from outrider.decoding import Draft, Kind, Law
+from outrider.drafters.base import Drafter, RoundDraws
+from outrider.drafters.points import PointTree, merged
+from outrider.errors import InvalidConfig
+from outrider.sequence import Sequence
+from outrider.tree import TokenTree
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+
+@dataclass(slots=True)
+class _Node:
+    """A drafted token in plain numbers; `law_row` counts from the first of all parts' laws."""
+
+    token: int
+    parent: int
+    kind: int
+    law_row: int
+
+
+class CombinedDrafter(Drafter):
+    """Drafts with several drafters at once.
+
+    Those whose tokens are certain cost next to nothing and are always asked. Of chains each text
+    gets the longest; one that is drawn is asked for where those fall short of the depth. A tree has
+    the nodes of all certain drafters and of the first that draws. Drawn nodes come before certain
+    ones: what was drawn without its earlier siblings is still without those alone.
+
+    Args:
+        drafters: two or more, the preferred first among equals.
+
+    Raises:
+        InvalidConfig: fewer than two.
+    """
+
+    def __init__(self, drafters: Sequenced[Drafter]) -> None:
+        if len(drafters) < 2:
+            raise InvalidConfig(
+                f"{len(drafters)} drafters to combine; give two or more, or the one by itself"
+            )
+        self.drafters = tuple(drafters)
+        self.name = "+".join(drafter.name for drafter in drafters)
+        self.trusted = any(drafter.trusted for drafter in drafters)
+        self.certain = all(drafter.certain for drafter in drafters)
+        self.wants_rows = any(drafter.wants_rows for drafter in drafters)
+        self._certain = [drafter for drafter in drafters if drafter.certain]
+        self._drawing = [drafter for drafter in drafters if not drafter.certain]
+
+    def propose(
+        self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws
+    ) -> Draft:
+        """The longest chain of each text, or one tree of all."""
+        if draws.trees is not None:
+            # A second one would draw with the noise of the first. Where a rule takes no certain
+            # tokens, those who have no others are left out.
+            able = self._certain if draws.max_certain or not self._drawing else ()
+            asked = (*self._drawing[:1], *able)
+            drafts = [drafter.propose(texts, depths, draws) for drafter in asked]
+            return _Parts(drafts).grafted(draws.trees.nodes)
+        return self._longest(texts, depths, draws)
+
+    def _longest(
+        self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws
+    ) -> Draft:
+        drafts: list[Draft] = []
+        chosen: list[int | None] = [None] * len(texts)
+        left = list(depths)
+        lengths = [0] * len(texts)
+        for drafter in (*self._certain, *self._drawing):
+            if drafts and not any(left):
+                break
+            draft = drafter.propose(texts, left, draws)
+            for b, count in enumerate(draft.tree.counts_B.tolist()):
+                # A drawn chain's length may follow from what was drawn: it is not compared.
+                if count > (lengths[b] if drafter.certain else 0):
+                    chosen[b], lengths[b] = len(drafts), count
+                    left[b] = left[b] if drafter.certain and count < left[b] else 0
+            drafts.append(draft)
+        return _Parts(drafts).side_by_side(chosen)
+
+    def observe(
+        self, text: Sequence, tokens: Sequenced[int], logits_nV: Float[Tensor, "n V"]
+    ) -> None:
+        """Shows the rows to those who asked."""
+        for drafter in self.drafters:
+            if drafter.wants_rows:
+                drafter.observe(text, tokens, logits_nV)
+
+    def commit(self, text: Sequence, accepted: int) -> None:
+        """Tells all of them."""
+        for drafter in self.drafters:
+            drafter.commit(text, accepted)
+
+    def discard(self, text: Sequence) -> None:
+        """Tells all of them."""
+        for drafter in self.drafters:
+            drafter.discard(text)
+
+    def close(self, text: Sequence) -> None:
+        """Tells all of them."""
+        for drafter in self.drafters:
+            drafter.close(text)
+
+
+class _Parts:
+    """Drafts of the same texts taken apart."""
+
+    def __init__(self, drafts: Sequenced[Draft]) -> None:
+        self._drafts = drafts
+        self._laws = [draft.law for draft in drafts if draft.law is not None]
+        self._first: list[int] = []
+        num_rows = 0
+        for draft in drafts:
+            self._first.append(num_rows)
+            num_rows += 0 if draft.law is None else len(draft.law)
+        self._lists = [
+            [
+                part.tolist()
+                for part in (
+                    draft.tree.tokens_BN,
+                    draft.tree.parents_BN,
+                    draft.node_kinds(),
+                    draft.law_rows(),
+                    draft.tree.counts_B,
+                )
+            ]
+            for draft in drafts
+        ]
+
+    def side_by_side(self, chosen: Sequenced[int | None]) -> Draft:
+        """One draft, of which text b is that of draft `chosen[b]`, or empty."""
+        return self._draft(
+            [[] if which is None else self._nodes(which, b) for b, which in enumerate(chosen)]
+        )
+
+    def grafted(self, max_nodes: int) -> Draft:
+        """One tree per text of all drafts' trees, as far as there is room."""
+        num_texts = len(self._drafts[0].tree.counts_B)
+        return self._draft([self._whole(b, max_nodes) for b in range(num_texts)])
+
+    def _nodes(self, which: int, b: int) -> list[_Node]:
+        """The nodes of one draft's tree."""
+        tokens, parents, kinds, rows, counts = self._lists[which]
+        return [
+            _Node(
+                tokens[b][j],
+                parents[b][j],
+                kinds[b][j],
+                0 if kinds[b][j] == Kind.POINT else self._first[which] + rows[b][j],
+            )
+            for j in range(counts[b])
+        ]
+
+    def _whole(self, b: int, max_nodes: int) -> list[_Node]:
+        """All drafts' nodes of one text: drawn ones, then certain ones, equal paths once.
+
+        A drawn child and a certain one of the same token both stay: taking either out by what was
+        drawn would change the law of the rest.
+        """
+        trees = [self._nodes(which, b) for which in range(len(self._drafts))]
+        whole: list[_Node] = []
+        if any(node.kind != Kind.POINT for node in trees[0]):
+            whole = trees.pop(0)
+        if any(node.kind == Kind.TAIL for node in whole):
+            # A tail leaves out its certain siblings, of which there must be no others.
+            return whole
+        points = merged(
+            [PointTree(tuple(n.token for n in t), tuple(n.parent for n in t)) for t in trees],
+            max_nodes - len(whole),
+        )
+        before = len(whole)
+        for token, parent in zip(points.tokens, points.parents, strict=True):
+            whole.append(_Node(token, parent + before if parent else 0, Kind.POINT, 0))
+        return whole
+
+    def _draft(self, texts: list[list[_Node]]) -> Draft:
+        """The draft of these nodes."""
+        tree = TokenTree.of(
+            [[node.token for node in nodes] for nodes in texts],
+            [[node.parent for node in nodes] for nodes in texts],
+        )
+        kinds = frozenset(Kind(node.kind) for nodes in texts for node in nodes)
+        if kinds <= {Kind.POINT}:
+            return Draft(tree, None)
+        rows_BN = _table([[node.law_row for node in nodes] for nodes in texts], tree)
+        kinds_BN = _table([[node.kind for node in nodes] for nodes in texts], tree)
+        return Draft(tree, _stacked(self._laws), rows_BN, kinds_BN, kinds)
+
+
+def _table(rows: list[list[int]], tree: TokenTree) -> Tensor:
+    full = [[*row, *[0] * (tree.num_nodes - len(row))] for row in rows]
+    return torch.tensor(full, dtype=torch.int64).reshape(len(full), tree.num_nodes)
+
+
+def _stacked(laws: Sequenced[Law]) -> Law:
+    """All laws' rows, one's behind the other's."""
+    if len(laws) == 1:
+        return laws[0]
+    width = max(law.probs.shape[1] if law.ids is None else int(law.ids.max()) + 1 for law in laws)
+    return Law.dense(torch.cat([law.table(width) for law in laws]))
