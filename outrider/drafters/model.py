@@ -68,7 +68,7 @@ class ModelDrafter(Drafter):
         ]
         members = [b for b, depth in enumerate(depths) if depth > 0]
         pending = [self._pending(texts[b]) for b in members]
-        if draws.trees is not None and members:
+        if draws.trees is not None and self.model.scores_trees and members:
             return self._grown(texts, depths, draws, pending)
         for index in range(max(depths, default=0)):
             going = [i for i, b in enumerate(members) if depths[b] > index]

@@ -40,6 +40,10 @@ class TextTokenizer:
         """
         return list(self._tokenizer.encode(_whole(text)))
 
+    def spell(self, text: str) -> list[int]:
+        """Token ids of a text in the middle of others, without special tokens."""
+        return list(self._tokenizer.encode(_whole(text), add_special_tokens=False))
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens, spaces left as they are."""
         return self._tokenizer.decode(
