@@ -40,6 +40,12 @@ class TextTokenizer:
         """
         return list(self._tokenizer.encode(_whole(text)))
 
+    def spellings(self, word: str) -> list[tuple[int, ...]]:
+        """The token ids of a word as it stands and, where that is another one, after a space."""
+        forms = [word] if word[:1].isspace() else [word, f" {word}"]
+        spelled = (self._tokenizer.encode(_whole(f), add_special_tokens=False) for f in forms)
+        return list(dict.fromkeys(tuple(ids) for ids in spelled if ids))
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens, spaces left as they are."""
         return self._tokenizer.decode(
