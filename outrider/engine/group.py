@@ -95,6 +95,11 @@ class Scores:
             return TargetLaws(_padded(group.controls.probs(rows_RV, self._owners), self._counts))
         return OnDemand(rows_RV, self._counts, group.controls)
 
+    def rows(self, text: int, rows: Sequenced[int]) -> Tensor:
+        """The model's own logits of some rows of one text, 0 that of its root."""
+        start = sum(self._counts[:text])
+        return self._logits_RV[[start + row for row in rows]]
+
     def broken(self, text: int, path: Sequenced[int]) -> NonFinite | None:
         """The error of a text whose walk met a row that is no law."""
         start = sum(self._counts[:text])
