@@ -6,13 +6,18 @@ import difflib
 import math
 import operator
 import reprlib
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 from outrider.errors import InvalidConfig
 
 MAX_SEED = 2**64
+
+Word: TypeAlias = str | tuple[int, ...]
+LogprobsMode = Literal["raw", "processed"]
+LogitsProcessor: TypeAlias = Callable[[Any, Any], Any]
+"""`(input_ids[1, n], scores[1, V]) -> scores[1, V]`; transformers' own processors are such."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -80,8 +85,11 @@ def check_between(
 class SamplingParams:
     """The law a request is sampled from, and where its text ends.
 
-    The law of a row is that of its logits after min_tokens, temperature, top_k, top_p and min_p,
-    in this order. Defaults are vLLM's, except that max_tokens=None means up to the context.
+    The law of a row is that of its logits after allowed_token_ids, bad_words, min_tokens,
+    logit_bias, the repetition, presence and frequency penalties, no_repeat_ngram,
+    logits_processors, temperature, top_k, top_p, min_p and typical_p, in this order, each given the
+    text before the row. Names and defaults are vLLM's, except that max_tokens=None means up to the
+    context.
 
     Attributes:
         max_tokens: new tokens at most; None = as many as the context holds, which bounds every
@@ -98,6 +106,22 @@ class SamplingParams:
         ignore_eos: do not end at the model's end of text.
         seed: 64-bit seed of the request's noise; None draws one from the system.
         n: samples per prompt.
+        typical_p: keep the tokens nearest to the law's entropy up to this mass; 1 = all.
+        repetition_penalty: divides the positive and multiplies the negative logits of tokens in
+            the prompt or the output; 1 is off.
+        presence_penalty: subtracted from the logits of tokens in the output; 0 is off.
+        frequency_penalty: the same, as many times as they stand there.
+        no_repeat_ngram: no n-gram of this many tokens comes twice, those of the prompt counted;
+            0 is off.
+        logit_bias: added to logits; a mapping from token to number, kept as pairs.
+        bad_words: what may not come: sequences of token ids, or strings where there is a tokenizer.
+            A word's last token is forbidden wherever the tokens before it stand.
+        allowed_token_ids: what may come, ends of text included; None = everything.
+        logits_processors: functions `(input_ids[1, n], scores[1, V]) -> scores`, such as
+            transformers' LogitsProcessor objects; each depends on its arguments alone.
+        logprobs: each token comes with its log-probability and those of so many likeliest tokens;
+            None = without.
+        logprobs_mode: "raw" = of the model's own row, "processed" = of the law sampled from.
 
     Raises:
         InvalidConfig: a value that cannot be meant, with its remedy.
@@ -114,6 +138,17 @@ class SamplingParams:
     ignore_eos: bool = False
     seed: int | None = None
     n: int = 1
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    no_repeat_ngram: int = 0
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[Word, ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    logits_processors: tuple[LogitsProcessor, ...] = ()
+    logprobs: int | None = None
+    logprobs_mode: LogprobsMode = "raw"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _as_stops(self.stop))
@@ -141,6 +176,85 @@ class SamplingParams:
         check_flag("ignore_eos", self.ignore_eos)
         for token in self.stop_token_ids:
             check_whole("stop_token_ids", token, 0)
+        self._check_penalties()
+        self._check_tokens()
+        if self.logprobs is not None:
+            check_whole("logprobs", self.logprobs, 0)
+        if self.logprobs_mode not in get_args(LogprobsMode):
+            raise InvalidConfig(
+                f"logprobs_mode={self.logprobs_mode!r}: 'raw' or 'processed' is due"
+                + nearest(str(self.logprobs_mode), get_args(LogprobsMode))
+            )
+
+    @property
+    def bias_pairs(self) -> tuple[tuple[int, float], ...]:
+        """logit_bias as it is kept: tokens in order, each with its number."""
+        return cast("tuple[tuple[int, float], ...]", self.logit_bias)
+
+    def _check_penalties(self) -> None:
+        _between("typical_p", self.typical_p, 0.0, 1.0, low_open=True)
+        _between("repetition_penalty", self.repetition_penalty, 0.0, 1e6, low_open=True)
+        _between("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _between("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        check_whole("no_repeat_ngram", self.no_repeat_ngram, 0)
+
+    def _check_tokens(self) -> None:
+        """Mappings, lists and None become tuples, so that the record is hashable."""
+        allowed = self.allowed_token_ids
+        if allowed is not None:
+            allowed = as_tokens("allowed_token_ids", allowed)
+            if not allowed:
+                raise InvalidConfig("allowed_token_ids is empty; name some, or leave it at None")
+            for token in allowed:
+                check_whole("allowed_token_ids", token, 0)
+            object.__setattr__(self, "allowed_token_ids", tuple(sorted(set(allowed))))
+        object.__setattr__(self, "logit_bias", _as_bias(self.logit_bias))
+        object.__setattr__(self, "bad_words", _as_words(self.bad_words))
+        object.__setattr__(self, "logits_processors", _as_processors(self.logits_processors))
+
+
+def _as_bias(given: Any) -> tuple[tuple[int, float], ...]:
+    """A mapping, pairs or None, as pairs in the order of the tokens."""
+    try:
+        pairs = given.items() if isinstance(given, Mapping) else given or ()
+        biases = {_as_token(token): value for token, value in pairs}
+    except (TypeError, ValueError) as error:
+        raise InvalidConfig(
+            f"logit_bias={reprlib.repr(given)}: a mapping from token id to number is due: {error}"
+        ) from error
+    for token, value in biases.items():
+        check_whole("logit_bias", token, 0)
+        _between(f"logit_bias of token {token}", value, -1e6, 1e6)
+    return tuple(sorted((token, float(value)) for token, value in biases.items()))
+
+
+def _as_words(given: Any) -> tuple[Word, ...]:
+    """One string or several words, as several; None as none."""
+    several: Any = (given,) if isinstance(given, str) else given or ()
+    if not isinstance(several, (tuple, list, Set)):
+        raise InvalidConfig(f"bad_words={given!r}: words in a list are due, text or token ids")
+    return tuple(_as_word(word) for word in cast("Iterable[Any]", several))
+
+
+def _as_word(word: Any) -> Word:
+    tokens = word if isinstance(word, str) else as_tokens("bad_words", word)
+    if not tokens:
+        raise InvalidConfig("bad_words holds an empty word, which would forbid nothing; drop it")
+    for token in () if isinstance(tokens, str) else tokens:
+        check_whole("bad_words", token, 0)
+    return tokens
+
+
+def _as_processors(given: Any) -> tuple[LogitsProcessor, ...]:
+    """One function or several, as several; None as none."""
+    # A LogitsProcessorList is a list, and callable too.
+    one = callable(given) and not isinstance(given, (tuple, list))
+    several: Any = (given,) if one else given or ()
+    if not isinstance(several, (tuple, list)) or not all(map(callable, several)):
+        raise InvalidConfig(
+            f"logits_processors={given!r}: functions (input_ids, scores) -> scores are due"
+        )
+    return tuple(several)
 
 
 def _as_stops(stop: Any) -> tuple[str, ...]:

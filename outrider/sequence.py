@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from outrider.types import Delta, FinishReason, Request, Source, SpeculativeMetrics
 
@@ -34,6 +35,8 @@ class Sequence:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: Exception | None = None
+    steps: tuple[Any, ...] | None = field(default=None, repr=False)
+    """What the engine's sampling controls keep of this text; None until they are asked."""
 
     @property
     def num_prompt(self) -> int:

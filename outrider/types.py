@@ -171,6 +171,24 @@ class SpeculativeMetrics:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely an emitted token was, in nats.
+
+    Attributes:
+        token: the token.
+        logprob: its log-probability.
+        rank: 1 + how many tokens were likelier.
+        top: the likeliest tokens and their log-probabilities, likeliest first, as many as were
+            asked for; those without mass are left out.
+    """
+
+    token: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """What one round added to one text.
 
@@ -183,6 +201,7 @@ class Delta:
         finish_reason: None while the text goes on.
         stop_reason: the stop string or stop token id that ended the text; None for the end of text.
         lossless: False where the rule that verifies the text changes its law.
+        logprobs: one record per new token; None where the request did not ask.
     """
 
     index: int
@@ -192,6 +211,7 @@ class Delta:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     lossless: bool = True
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +233,7 @@ class Completion:
     seed: int
     rule: str
     lossless: bool = True
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
     @classmethod
     def of(
@@ -232,4 +253,7 @@ class Completion:
             seed=seed,
             rule=rule,
             lossless=last.lossless,
+            logprobs=None
+            if last.logprobs is None
+            else tuple(one for delta in deltas for one in delta.logprobs or ()),
         )

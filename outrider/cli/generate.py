@@ -13,7 +13,7 @@ from outrider.cli import options, terminal
 from outrider.cli.sources import SourceSpans
 from outrider.cli.timing import Run, measure, warm_up
 from outrider.config import SamplingParams
-from outrider.errors import EmptyPrompt
+from outrider.errors import EmptyPrompt, InvalidConfig
 from outrider.types import Delta
 
 if TYPE_CHECKING:
@@ -46,6 +46,15 @@ def generate(
     min_p: Annotated[
         float, typer.Option(help="Keep tokens at least this likely beside the likeliest.")
     ] = LAW.min_p,
+    typical_p: options.TypicalP = LAW.typical_p,
+    repetition_penalty: options.RepetitionPenalty = LAW.repetition_penalty,
+    presence_penalty: options.PresencePenalty = LAW.presence_penalty,
+    frequency_penalty: options.FrequencyPenalty = LAW.frequency_penalty,
+    no_repeat_ngram: options.NoRepeatNgram = LAW.no_repeat_ngram,
+    logit_bias: options.LogitBias = None,
+    bad_word: options.BadWord = None,
+    min_tokens: options.MinTokens = LAW.min_tokens,
+    logprobs: options.Logprobs = None,
     seed: Annotated[
         int | None, typer.Option(help="The same seed gives the same text, whoever guesses.")
     ] = None,
@@ -72,17 +81,29 @@ def generate(
       outrider generate --temperature 0.8 --seed 7 --compare "def parse("
       outrider generate --temperature 0.8 --width 3 --nodes 12 "def parse("
       outrider generate --model ./llama --drafter draft:./llama-small --file prompt.txt
+      outrider generate --repetition-penalty 1.2 --no-repeat-ngram 4 --bad-word TODO "def f("
       git log -1 | outrider generate --max-tokens 40 --stop "." --json
     """
     text = options.read_prompt(prompt, file)
     if not text:
         raise EmptyPrompt("the prompt is empty; give at least one character to continue from")
+    if logprobs is not None and not json_output:
+        raise InvalidConfig(f"logprobs={logprobs} are shown as JSON alone; add --json")
     sampling = SamplingParams(
         max_tokens=max_tokens,
+        min_tokens=min_tokens,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
         min_p=min_p,
+        typical_p=typical_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        no_repeat_ngram=no_repeat_ngram,
+        logit_bias=options.as_bias(logit_bias),
+        bad_words=tuple(bad_word or ()),
+        logprobs=logprobs,
         seed=seed,
         stop=tuple(stop or ()),
     )

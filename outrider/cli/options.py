@@ -63,6 +63,29 @@ Dtype = Annotated[
     typer.Option("--dtype", help="float32, bfloat16 or float16; by default what the device has."),
 ]
 Device = Annotated[str | None, typer.Option("--device", help="Where the models run, e.g. cpu.")]
+TypicalP = Annotated[
+    float, typer.Option(help="Keep the tokens nearest to the law's entropy, of this mass; 1 = all.")
+]
+RepetitionPenalty = Annotated[
+    float, typer.Option(help="Make tokens of prompt and output dearer; 1 is off.")
+]
+PresencePenalty = Annotated[
+    float, typer.Option(help="Taken from the logits of tokens in the output; 0 is off.")
+]
+FrequencyPenalty = Annotated[
+    float, typer.Option(help="The same, as many times as they stand there; 0 is off.")
+]
+NoRepeatNgram = Annotated[int, typer.Option(help="No run of so many tokens comes twice; 0 is off.")]
+LogitBias = Annotated[
+    list[str] | None,
+    typer.Option(help="Added to a token's logit; may be repeated.", metavar="TOKEN=NUMBER"),
+]
+BadWord = Annotated[list[str] | None, typer.Option(help="Text that may not come; may be repeated.")]
+MinTokens = Annotated[int, typer.Option(help="No end before the text has so many new tokens.")]
+Logprobs = Annotated[
+    int | None,
+    typer.Option(help="With --json: log-probabilities of each token and so many likeliest ones."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
@@ -136,6 +159,24 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
         raise InvalidConfig(
             f"the prompt in {source!r} cannot be read: {error}; give UTF-8 text"
         ) from error
+
+
+def as_bias(pairs: list[str] | None) -> dict[int, float]:
+    """The mapping that `TOKEN=NUMBER` options mean.
+
+    Raises:
+        InvalidConfig: something else.
+    """
+    biases: dict[int, float] = {}
+    for pair in pairs or ():
+        token, _, number = pair.partition("=")
+        try:
+            biases[int(token)] = float(number)
+        except ValueError as error:
+            raise InvalidConfig(
+                f"logit-bias {pair!r}: a token id and a number are due, such as 42=-1.5"
+            ) from error
+    return biases
 
 
 def same_tokens(sampling: SamplingParams, rule: str) -> bool:

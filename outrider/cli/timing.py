@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,12 @@ class Run:
         """Whether the text has the target's law."""
         return all(delta.lossless for delta in self.deltas)
 
+    @property
+    def logprobs(self) -> list[dict[str, Any]] | None:
+        """One record per token; None where nobody asked."""
+        told = [delta.logprobs for delta in self.deltas if delta.logprobs is not None]
+        return [asdict(record) for records in told for record in records] if told else None
+
     def as_dict(self) -> dict[str, Any]:
         """The run, ready for JSON."""
         last = self.deltas[-1] if self.deltas else None
@@ -53,6 +59,7 @@ class Run:
             "text": self.text,
             "token_ids": self.token_ids,
             "sources": self.sources,
+            "logprobs": self.logprobs,
             "finish_reason": last.finish_reason if last else None,
             "stop_reason": last.stop_reason if last else None,
             "interrupted": self.interrupted,

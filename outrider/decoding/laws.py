@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from outrider.decoding import host
+from outrider.decoding.penalties import typical
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64
@@ -174,14 +175,16 @@ def processed_probs(
     top_k_R: Tensor | int = 0,
     top_p_R: Tensor | float = 1.0,
     min_p_R: Tensor | float = 0.0,
+    typical_p_R: Tensor | float = 1.0,
 ) -> Float[Tensor, "R V"]:
-    """The laws of logits under temperature, top_k, top_p and min_p, applied in this order.
+    """The laws of logits under temperature, top_k, top_p, min_p and typical_p, in this order.
 
     Temperature 0 is the one-hot law of the first largest logit, whatever the other controls. top_k
-    0, top_p 1 and min_p 0 are off and cost nothing. Ties are those of transformers' processors:
-    top_k keeps all that equal the k-th largest, top_p keeps the highest ids among equals (an
-    ascending stable sort is cut at `cumulative <= 1 - top_p`; the last is always kept), and min_p
-    keeps what is at least min_p times the largest.
+    0, top_p 1, min_p 0 and typical_p 1 are off and cost nothing. Ties are those of transformers'
+    processors: top_k keeps all that equal the k-th largest, top_p keeps the highest ids among
+    equals (an ascending stable sort is cut at `cumulative <= 1 - top_p`; the last is always kept),
+    min_p keeps what is at least min_p times the largest, and typical_p keeps all that are as far
+    from the entropy as the last one it needs.
 
     Args:
         logits_RV: any floating dtype, rows as `check_logits` wants them; -inf forbids a token.
@@ -189,22 +192,24 @@ def processed_probs(
         top_k_R: how many of the largest stay.
         top_p_R: the mass the likeliest must reach to be all that stays.
         min_p_R: the least share of the largest probability that stays.
+        typical_p_R: the mass that those nearest to the entropy must reach to be all that stays.
 
     Returns:
         float32, or float64 for float64 logits; rows sum to one.
     """
     scores_RV = logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
-    temperature_R, top_k_R, top_p_R, min_p_R = (
-        _per_row(control, scores_RV) for control in (temperature_R, top_k_R, top_p_R, min_p_R)
-    )
+    given = temperature_R, top_k_R, top_p_R, min_p_R, typical_p_R
+    controls = [_per_row(control, scores_RV) for control in given]
+    temperature_R, top_k_R, top_p_R, min_p_R, typical_p_R = controls
     greedy_R = temperature_R == 0
     if greedy_R.any():
-        return _with_greedy(scores_RV, greedy_R, temperature_R, top_k_R, top_p_R, min_p_R)
+        return _with_greedy(scores_RV, greedy_R, controls)
     if (temperature_R != 1).any():
         scores_RV = scores_RV / temperature_R.to(scores_RV.dtype)[:, None]
     scores_RV = _on_rows(_top_k, scores_RV, (top_k_R > 0) & (top_k_R < scores_RV.shape[1]), top_k_R)
     scores_RV = _on_rows(_top_p, scores_RV, top_p_R < 1, top_p_R)
     scores_RV = _on_rows(_min_p, scores_RV, min_p_R > 0, min_p_R)
+    scores_RV = _on_rows(typical, scores_RV, typical_p_R < 1, typical_p_R)
     return softmax(scores_RV)
 
 
@@ -214,20 +219,13 @@ def _per_row(control: Tensor | float, rows: Tensor) -> Tensor:
     return control.to(rows.device).expand(len(rows))
 
 
-def _with_greedy(
-    scores_RV: Tensor,
-    greedy_R: Tensor,
-    temperature_R: Tensor,
-    top_k_R: Tensor,
-    top_p_R: Tensor,
-    min_p_R: Tensor,
-) -> Tensor:
+def _with_greedy(scores_RV: Tensor, greedy_R: Tensor, controls: Sequence[Tensor]) -> Tensor:
     """A batch in which some rows are one-hot."""
     probs_RV = torch.zeros_like(scores_RV).scatter_(1, scores_RV.argmax(-1, keepdim=True), 1.0)
     warm_R = ~greedy_R
     if warm_R.any():
-        controls = (control[warm_R] for control in (temperature_R, top_k_R, top_p_R, min_p_R))
-        probs_RV[warm_R] = processed_probs(scores_RV[warm_R], *controls)
+        warm = (control[warm_R] for control in controls)
+        probs_RV[warm_R] = processed_probs(scores_RV[warm_R], *warm)
     return probs_RV
 
 

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from outrider.decoding import processed_probs
+from outrider.engine.places import Places
+from outrider.engine.steps import Step, steps_of
 from outrider.sequence import Sequence
 
 
@@ -25,33 +27,60 @@ class Controls:
         self.top_k_B = torch.tensor([p.top_k for p in params])
         self.top_p_B = torch.tensor([p.top_p for p in params], dtype=torch.float64)
         self.min_p_B = torch.tensor([p.min_p for p in params], dtype=torch.float64)
-        self._no_ends = all(
-            p.min_tokens == 0 or not (text.end_tokens or p.stop_token_ids)
-            for text, p in zip(texts, params, strict=True)
-        )
+        self.typical_p_B = torch.tensor([p.typical_p for p in params], dtype=torch.float64)
+        self._guided = frozenset(b for b, text in enumerate(texts) if _steps(text))
 
-    def masked(self, logits_RV: Tensor, owners: Sequenced[int], ahead: Sequenced[int]) -> Tensor:
-        """Logits with the tokens that may not end a text yet at -inf.
+    @property
+    def act(self) -> bool:
+        """Whether a row's logits may be changed by the text before it; mostly nobody asks."""
+        guided = (self.texts[b] for b in self._guided)
+        return any(step.acts(text) for text in guided for step in _steps(text))
 
-        Row r belongs to text `owners[r]` and predicts its token number `num_output + ahead[r]`.
+    def adjusted(self, logits_RV: Tensor, places: Places) -> Tensor:
+        """Logits after the controls that come before temperature, each row given its path.
+
+        A copy, float32 (float64 stays float64), in which rows of texts without such controls stay
+        as they are; the logits themselves where no text has any.
         """
-        if self._no_ends:
+        if not self.act:
             return logits_RV
-        out = logits_RV.clone()
-        for row, (owner, steps) in enumerate(zip(owners, ahead, strict=True)):
+        dtype = torch.float64 if logits_RV.dtype == torch.float64 else torch.float32
+        out_RV = logits_RV.to(dtype, copy=True)
+        for owner, rows in places.runs():
+            if owner not in self._guided:
+                continue
             text = self.texts[owner]
-            if text.num_output + steps < text.request.sampling.min_tokens:
-                ends = text.end_tokens | set(text.request.sampling.stop_token_ids)
-                out[row, sorted(ends)] = -torch.inf
-        return out
+            for step in _following(text):
+                if step.acts(text):
+                    step.apply(out_RV[rows], text, places.paths[rows])
+        return out_RV
 
-    def probs(self, masked_RV: Tensor, owners: Sequenced[int]) -> Tensor:
-        """Processed laws `[R, V]` of masked logits, float32 (float64 stays float64)."""
+    def probs(self, adjusted_RV: Tensor, owners: Sequenced[int]) -> Tensor:
+        """Processed laws `[R, V]` of adjusted logits, float32 (float64 stays float64)."""
         rows = torch.tensor(owners)
         return processed_probs(
-            masked_RV,
+            adjusted_RV,
             self.temperature_B[rows],
             self.top_k_B[rows],
             self.top_p_B[rows],
             self.min_p_B[rows],
+            self.typical_p_B[rows],
         )
+
+
+def _steps(text: Sequence) -> tuple[Step, ...]:
+    """The text's own steps, made once; they stay with it from group to group."""
+    if text.steps is None:
+        text.steps = steps_of(text)
+    return text.steps
+
+
+def _following(text: Sequence) -> tuple[Step, ...]:
+    """The text's steps, which have read all of it."""
+    steps = _steps(text)
+    # Taken out meanwhile: an interrupt may come between two counts, and then they are made anew.
+    text.steps = None
+    for step in steps:
+        step.follow(text)
+    text.steps = steps
+    return steps

@@ -14,6 +14,7 @@ from outrider.decoding.grow import clipped, grow
 from outrider.decoding.laws import softmax
 from outrider.drafters.base import ExpandNodes, Node
 from outrider.engine.group import Group
+from outrider.engine.places import Places, path_to
 from outrider.tree import TokenTree
 
 
@@ -41,7 +42,7 @@ class GroupDraws:
 
         A row that is no law (NaN) is drafted from as if uniform: a bad guess costs speed only.
         """
-        logits_nV = self._fit(logits_nV, members, index)
+        logits_nV = self._fit(logits_nV, members, [self._tokens[member] for member in members])
         if not self._rule.needs_probs:
             tokens = logits_nV.argmax(-1).tolist()
             for member, token in zip(members, tokens, strict=True):
@@ -54,13 +55,15 @@ class GroupDraws:
             self._laws[member].append(probs_nV[row])
         return tokens
 
-    def _fit(self, logits_nV: Tensor, members: Sequenced[int], index: int) -> Tensor:
-        """Rows of the target's width, ends that may not come yet forbidden, every row a law."""
+    def _fit(
+        self, logits_nV: Tensor, members: Sequenced[int], paths: Sequenced[Sequenced[int]]
+    ) -> Tensor:
+        """Rows of the target's width under the requests' controls, every row a law."""
         missing = self._width - logits_nV.shape[-1]
         if missing > 0:
             logits_nV = torch.nn.functional.pad(logits_nV, (0, missing), value=-torch.inf)
-        ahead = [index] * len(members)
-        logits_nV = self._controls.masked(logits_nV[:, : self._width], members, ahead)
+        logits_nV = logits_nV[:, : self._width]
+        logits_nV = self._controls.adjusted(logits_nV, Places(members, paths))
         usable = check_logits(logits_nV)
         return logits_nV if usable.all() else logits_nV.masked_fill(~usable[:, None], 0.0)
 
@@ -74,12 +77,15 @@ class GroupDraws:
         shape = self.trees.paths(max(depths, default=0))
         return clipped(grow(self._draws, shape, growing.expand), depths_B)
 
-    def laws_of(self, logits_nV: Tensor, members: Sequenced[int], depth: int) -> Tensor:
+    def laws_of(
+        self, logits_nV: Tensor, members: Sequenced[int], paths: Sequenced[Sequenced[int]]
+    ) -> Tensor:
         """The laws `[n, V]` that children of some rows are drawn from, and judged by.
 
-        Where the text is greedy the likeliest come first, whatever the temperature.
+        `paths` are the drafted tokens before each row. Where the text is greedy the likeliest come
+        first, whatever the temperature.
         """
-        logits_nV = self._fit(logits_nV, members, depth)
+        logits_nV = self._fit(logits_nV, members, paths)
         if not self._rule.needs_probs:
             return softmax(logits_nV.float())
         return self._controls.probs(logits_nV, members)
@@ -141,7 +147,7 @@ class _Growing:
         members = [b for b, depth in enumerate(depths) if depth > 0]
         self._draws, self._depths, self._ask = draws, depths, expand
         self._numbers: list[dict[int, int]] = [{0: 0} for _ in depths]
-        laws_nV = draws.laws_of(roots_nV, members, 0)
+        laws_nV = draws.laws_of(roots_nV, members, [()] * len(members))
         # A text that drafts nothing gets some law; nothing is drawn from it that stays.
         self._laws_RV = laws_nV
         self._root = [members.index(b) if b in members else 0 for b in range(len(depths))]
@@ -152,6 +158,7 @@ class _Growing:
             return Law.dense(self._laws_RV[self._root])
         tokens, parents = tree.tokens_BN.tolist(), tree.parents_BN.tolist()
         nodes: list[Node] = []
+        paths: list[tuple[int, ...]] = []
         places: list[int] = []
         for b, rows in enumerate(rows_BL.tolist()):
             for row in rows:
@@ -163,10 +170,11 @@ class _Growing:
                 number[row] = len(number)
                 places.append(len(self._laws_RV) + len(nodes))
                 nodes.append(Node(b, tokens[b][row - 1], parent))
+                paths.append(path_to(row, tokens[b], parents[b]))
         if not nodes:
             return Law.dense(self._laws_RV[places])
         logits_nV = self._ask(nodes)
-        laws_nV = self._draws.laws_of(logits_nV, [node.member for node in nodes], tree.depth)
+        laws_nV = self._draws.laws_of(logits_nV, [node.member for node in nodes], paths)
         return Law.dense(torch.cat((self._laws_RV, laws_nV))[places])
 
 

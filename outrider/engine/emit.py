@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.decoding import RULES
 from outrider.engine.text import Decodes, TextAssembler
 from outrider.errors import InvalidConfig
 from outrider.sequence import Sequence
-from outrider.types import Delta, FinishReason, Source
+from outrider.types import Delta, FinishReason, Source, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,23 @@ class Emitter:
                 f"stop={text.request.sampling.stop!r} needs a tokenizer; use LLM, or stop_token_ids"
             )
 
-    def keep(self, text: Sequence, tokens: list[int], sources: list[Source]) -> int:
+    def keep(
+        self,
+        text: Sequence,
+        tokens: list[int],
+        sources: list[Source],
+        logprobs: tuple[TokenLogprob, ...] | None = None,
+    ) -> int:
         """Settles the tokens up to and including the first that ends the text; returns how many.
 
         The outcome is noted whole before the text changes, so that `emit` can finish what an
         interrupt broke off.
         """
-        kept = self._kept[text.key] = self._cut(text, tokens, sources)
+        cut = self._cut(text, tokens, sources)
+        if logprobs is not None:
+            told = logprobs[: len(cut.delta.token_ids)]
+            cut = replace(cut, delta=replace(cut.delta, logprobs=told))
+        kept = self._kept[text.key] = cut
         kept.settle(text)
         return len(kept.delta.token_ids)
 

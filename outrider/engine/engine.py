@@ -20,6 +20,7 @@ from outrider.engine.draws import GroupDraws
 from outrider.engine.emit import Emitter
 from outrider.engine.group import Group, Scores, alphas, score
 from outrider.engine.laps import Laps
+from outrider.engine.logprobs import Told, logprobs
 from outrider.engine.memory import out_of_memory
 from outrider.engine.observe import show_rows
 from outrider.engine.reading import Turn
@@ -101,10 +102,11 @@ class Engine:
             laws = scores.laws(group)
             verdict = group.rule.verify(draft, laws, noise_B)
             alphas_B = alphas(group, draft, laws, verdict)
+            told_B = logprobs(group, draft, scores, laws, verdict)
             lap("verify_s")
             if group.drafter.wants_rows:
                 show_rows(group, draft, scores, verdict)
-            self._commit(group, draft, scores, verdict, alphas_B)
+            self._commit(group, draft, scores, verdict, alphas_B, told_B)
             self._emit(group)
             lap("commit_s")
 
@@ -170,6 +172,7 @@ class Engine:
         scores: Scores,
         verdict: Verdict,
         alphas_B: list[float] | None,
+        told_B: list[Told | None],
     ) -> None:
         """Settles what each text keeps, and moves the caches after it."""
         tree = draft.tree
@@ -190,7 +193,7 @@ class Engine:
             last: Source = "bonus" if at_end else "correction"
             drafts: list[Source] = ["draft"] * len(path)
             kept_tokens = [*(tokens[b][row - 1] for row in path), extra[b]]
-            kept = self._emitter.keep(text, kept_tokens, [*drafts, last])
+            kept = self._emitter.keep(text, kept_tokens, [*drafts, last], told_B[b])
             pending = self.target.num_staged(text.handle) - drafted[b]
             self.target.commit(
                 text.handle,

@@ -25,6 +25,7 @@ from outrider.decoding import (
 )
 from outrider.drafters.base import Drafter
 from outrider.engine.controls import Controls
+from outrider.engine.places import Places
 from outrider.errors import NonFinite
 from outrider.models.base import Rows, Target
 from outrider.sequence import Sequence
@@ -73,18 +74,17 @@ class Scores:
 
     def __init__(self, logits_RV: Tensor, draft: Draft) -> None:
         self._logits_RV = logits_RV
+        self._tree = draft.tree
         self._usable_R = check_logits(logits_RV)
         self._counts = [count + 1 for count in draft.tree.counts_B.tolist()]
-        depths_BT = draft.tree.depths()
-        in_tree_BT = torch.nn.functional.pad(draft.tree.is_node(), (1, 0), value=True)
-        self._owners = in_tree_BT.nonzero()[:, 0].tolist()
-        self._ahead = depths_BT[in_tree_BT].tolist()
+        self._owners = [b for b, count in enumerate(self._counts) for _ in range(count)]
 
     def laws(self, group: Group) -> TargetRows:
         """What the rule reads: laws, or logits where order suffices."""
-        rows_RV = group.controls.masked(self._logits_RV, self._owners, self._ahead)
-        if rows_RV is not self._logits_RV:
-            # A row whose only mass was an end that may not come yet is no law either.
+        rows_RV = self._logits_RV
+        if group.controls.act:
+            rows_RV = group.controls.adjusted(rows_RV, Places.of(self._tree))
+            # A row whose only mass was on tokens that may not come is no law either.
             self._usable_R.logical_and_(check_logits(rows_RV))
         if not self._usable_R.all():
             rows_RV = rows_RV.masked_fill(~self._usable_R[:, None], 0.0)
@@ -95,10 +95,10 @@ class Scores:
             return TargetLaws(_padded(group.controls.probs(rows_RV, self._owners), self._counts))
         return OnDemand(rows_RV, self._counts, group.controls)
 
-    def along(self, text: int, path: Sequenced[int]) -> Tensor:
-        """The target's logits of the text as it stands and of the nodes of a path, unmasked."""
+    def rows(self, text: int, rows: Sequenced[int]) -> Tensor:
+        """The model's own logits of some rows of one text, 0 that of its root."""
         start = sum(self._counts[:text])
-        return self._logits_RV[[start, *(start + row for row in path)]]
+        return self._logits_RV[[start + row for row in rows]]
 
     def broken(self, text: int, path: Sequenced[int]) -> NonFinite | None:
         """The error of a text whose walk met a row that is no law."""
@@ -108,7 +108,8 @@ class Scores:
             return None
         return NonFinite(
             f"the target's logits for row {int((~walked).nonzero()[0])} of the round hold NaN, "
-            "+inf or nothing finite; check the model's weights and dtype, and min_tokens"
+            "+inf or nothing finite; check the model's weights and dtype, and the controls that "
+            "forbid tokens (min_tokens, bad_words, allowed_token_ids, no_repeat_ngram, processors)"
         )
 
 

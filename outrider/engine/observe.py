@@ -14,4 +14,4 @@ def show_rows(group: Group, draft: Draft, scores: Scores, verdict: Verdict) -> N
         path = paths[b][: accepted[b]]
         if scores.broken(b, path) is None:
             tokens = [text.tokens[-1], *(drafted[b][row - 1] for row in path)]
-            group.drafter.observe(text, tokens, scores.along(b, path))
+            group.drafter.observe(text, tokens, scores.rows(b, [0, *path]))

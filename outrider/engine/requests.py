@@ -46,6 +46,21 @@ def raised(error: Exception) -> OutriderError:
     return own
 
 
+def _named(sampling: SamplingParams) -> Iterator[int]:
+    """Every token that sampling parameters name.
+
+    Raises:
+        InvalidConfig: a word that is text still.
+    """
+    yield from sampling.stop_token_ids
+    yield from sampling.allowed_token_ids or ()
+    yield from (token for token, _ in sampling.bias_pairs)
+    for word in sampling.bad_words:
+        if isinstance(word, str):
+            raise InvalidConfig(f"bad_words={word!r} needs a tokenizer; use LLM, or token ids")
+        yield from word
+
+
 class Requests:
     """Turns requests into texts of one engine.
 
@@ -80,7 +95,7 @@ class Requests:
         target = self.engine.target
         if not request.prompt:
             raise EmptyPrompt("the prompt holds no token; give at least one to continue from")
-        for token in (*request.prompt, *request.sampling.stop_token_ids):
+        for token in (*request.prompt, *_named(request.sampling)):
             if not 0 <= token < target.vocab_size:
                 raise TokenOutOfRange(
                     f"token {token} is outside the target's vocabulary 0..{target.vocab_size - 1}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -229,6 +229,7 @@ class LLM:
             tokens = as_tokens("prompt", prompt)
         if not tokens:
             raise EmptyPrompt("the prompt is empty; give at least one character to continue from")
+        params = self._spelled(params)
         return [Request(tokens, params, sample, self.rule, depth) for sample in range(params.n)]
 
     def update_weights(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -243,6 +244,17 @@ class LLM:
         self._target.check_weights(state)
         with self._requests.engine.without_caches():
             self._target.update_weights(state)
+
+    def _spelled(self, params: SamplingParams) -> SamplingParams:
+        """The parameters with every bad word as token ids."""
+        if not any(isinstance(word, str) for word in params.bad_words):
+            return params
+        words = [
+            ids
+            for word in params.bad_words
+            for ids in (self.tokenizer.spellings(word) if isinstance(word, str) else [word])
+        ]
+        return replace(params, bad_words=tuple(words))
 
     def info(self) -> dict[str, Any]:
         """What runs, and how, for reports."""

@@ -44,6 +44,11 @@ class TextTokenizer:
         """Token ids of a text in the middle of others, without special tokens."""
         return list(self._tokenizer.encode(_whole(text), add_special_tokens=False))
 
+    def spellings(self, word: str) -> list[tuple[int, ...]]:
+        """The token ids of a word as it stands and, where that is another one, after a space."""
+        forms = [word] if word[:1].isspace() else [word, f" {word}"]
+        return list(dict.fromkeys(tuple(ids) for form in forms if (ids := self.spell(form))))
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens, spaces left as they are."""
         return self._tokenizer.decode(

@@ -47,6 +47,41 @@ def test_json_carries_everything(generate: Command) -> None:
     assert report["plain"]["stats"]["drafted"] == 0 < report["stats"]["drafted"]
 
 
+def test_controls_of_the_command_line_are_the_requests(generate: Command, model: str) -> None:
+    flags = (
+        "--repetition-penalty 1.3 --presence-penalty 0.5 --frequency-penalty 0.25 "
+        "--no-repeat-ngram 3 --logit-bias 5=-2.5 --logit-bias 7=1 --bad-word self --min-tokens 20 "
+        "--typical-p 0.9 --temperature 0.7 --seed 3 --logprobs 2 --json"
+    )
+    ran = generate(PROMPT, *flags.split())
+    report = json.loads(ran.out)
+    asked = SamplingParams(
+        repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.25, no_repeat_ngram=3,
+        logit_bias={5: -2.5, 7: 1.0}, bad_words=("self",), min_tokens=20, typical_p=0.9,
+        temperature=0.7, seed=3, logprobs=2, max_tokens=24,
+    )  # fmt: skip
+    (done,) = LLM.load(model, "none").generate(PROMPT, asked)
+    assert tuple(report["token_ids"]) == done.token_ids
+    assert [record["token"] for record in report["logprobs"]] == list(done.token_ids)
+    assert [len(record["top"]) for record in report["logprobs"]] == [2] * 24
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--logit-bias", "x=1"), "logit-bias 'x=1': a token id and a number"),
+        (("--logit-bias", "5"), "logit-bias '5'"),
+        (("--logprobs", "2"), "add --json"),
+        (("--typical-p", "0"), "typical_p=0.0"),
+    ],
+)
+def test_controls_that_cannot_be_meant(
+    generate: Command, flags: tuple[str, ...], message: str
+) -> None:
+    ran = generate(PROMPT, *flags)
+    assert ran.code == 2 and message in ran.err
+
+
 def test_json_names_the_seed_that_was_drawn(generate: Command) -> None:
     report = json.loads(generate(PROMPT, "--json", "--temperature", "1", "-n", "8").out)
     assert report["rule"] == "block"

@@ -15,6 +15,7 @@ from transformers.generation.logits_process import (
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    TypicalLogitsWarper,
 )
 
 from outrider.decoding import Law, check_logits, laws, processed_probs
@@ -26,7 +27,12 @@ MIN_PS = (0.0, 0.05, 1.0)
 
 
 def oracle(
-    logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float
+    logits: torch.Tensor,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    typical_p: float = 1.0,
 ) -> torch.Tensor:
     steps = LogitsProcessorList()
     if temperature != 1:
@@ -37,6 +43,8 @@ def oracle(
         steps.append(TopPLogitsWarper(top_p))
     if min_p:
         steps.append(MinPLogitsWarper(min_p))
+    if typical_p < 1:
+        steps.append(TypicalLogitsWarper(typical_p))
     ids = torch.zeros(len(logits), 1, dtype=torch.int64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "sort", stable_sort)
@@ -46,6 +54,26 @@ def oracle(
 def stable_sort(values: torch.Tensor, descending: bool) -> Any:
     """Torch's sort leaves equals in any order on some processors; the rule is a stable one's."""
     return values.sort(dim=-1, descending=descending, stable=True)
+
+
+@pytest.mark.parametrize("ties", [True, False])
+@pytest.mark.parametrize("width", [2, 7, 64, 3000])
+def test_typical_is_transformers(width: int, ties: bool):
+    logits = tied_logits(width, 8, width, ties)
+    for typical_p in (0.95, 0.5, 0.2, 1e-6):
+        for top_k in (0, 3):
+            controls = 0.9, top_k, 1.0, 0.0, typical_p
+            assert_same_law(processed_probs(logits, *controls), oracle(logits, *controls))
+
+
+def test_typical_keeps_all_that_are_as_far_from_the_entropy():
+    """Four equals: one would be mass enough, and all stay; the likeliest may go."""
+    logits = torch.tensor([[0.4, 0.15, 0.15, 0.15, 0.15]]).log()
+    assert kept_tokens(processed_probs(logits, 1.0, typical_p_R=0.1)) == [1, 2, 3, 4]
+
+
+def kept_tokens(probs: torch.Tensor) -> list[int]:
+    return probs[0].nonzero().squeeze(1).tolist()
 
 
 def tied_logits(seed: int, rows: int, width: int, ties: bool) -> torch.Tensor:
@@ -83,13 +111,21 @@ def test_every_combination_is_transformers(width: int, top_p: float, ties: bool)
     st.integers(0, 45),
     st.floats(0.001, 1),
     st.floats(0, 1),
+    st.floats(0.001, 1),
 )
 @settings(max_examples=60, deadline=None)
 def test_any_controls_are_transformers(
-    seed: int, width: int, ties: bool, temperature: float, top_k: int, top_p: float, min_p: float
+    seed: int,
+    width: int,
+    ties: bool,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    typical_p: float,
 ):
     logits = tied_logits(seed, 3, width, ties)
-    controls = temperature, top_k, top_p, min_p
+    controls = temperature, top_k, top_p, min_p, typical_p
     assert_same_law(processed_probs(logits, *controls), oracle(logits, *controls))
 
 
@@ -164,7 +200,7 @@ def test_controls_that_are_off_sort_nothing(monkeypatch: pytest.MonkeyPatch):
     def refuse(*_: object) -> None:
         raise AssertionError("a control that is off did work")
 
-    for step in ("_top_k", "_top_p", "_min_p"):
+    for step in ("_top_k", "_top_p", "_min_p", "typical"):
         monkeypatch.setattr(laws, step, refuse)
     logits = torch.randn(3, 8)
     probs = processed_probs(logits, torch.tensor([1.0, 0.0, 0.5]), torch.tensor([0, 8, 9]))
