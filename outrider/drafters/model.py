@@ -8,7 +8,9 @@ from collections.abc import Sequence as Sequenced
 
 import torch
 
+from outrider.config import check_share
 from outrider.decoding import Draft
+from outrider.decoding.laws import softmax_of
 from outrider.drafters.base import Drafter, Node, RoundDraws
 from outrider.models.base import Rows, Target
 from outrider.models.plan import chain_ancestors
@@ -27,12 +29,25 @@ class ModelDrafter(Drafter):
 
     A token beyond the draft's own width is read as its last one: a guess made from a slightly
     wrong text costs speed only, and the drafting goes on.
+
+    A text whose drafted token had less than `confidence` under the draft's own law (before the
+    request's controls) drafts no further in the round. Whether a chain goes on depends on the
+    tokens already drafted alone, so every rule stays what it is.
     """
 
     name = "draft"
 
-    def __init__(self, model: Target, *, vocab_size: int | None = None, chunk: int = 512) -> None:
+    def __init__(
+        self,
+        model: Target,
+        *,
+        vocab_size: int | None = None,
+        chunk: int = 512,
+        confidence: float = 0.0,
+    ) -> None:
+        check_share("confidence", confidence)
         self.model = model
+        self.confidence = confidence
         self.vocab_size = model.vocab_size
         self.chunk = chunk
         self._width = vocab_size
@@ -57,10 +72,15 @@ class ModelDrafter(Drafter):
             going = [i for i, b in enumerate(members) if depths[b] > index]
             members = [members[i] for i in going]
             pending = [pending[i] for i in going]
+            if not members:
+                break
             handles = [self._handles[texts[b].key] for b in members]
             logits = self._read(handles, pending)
-            tokens = draws.sample(logits[:, : self._width], members, index)
+            logits = logits[:, : self._width]
+            tokens = draws.sample(logits, members, index)
             pending = [[token] for token in tokens]
+            for b, sure in zip(members, self._sure(logits, tokens), strict=True):
+                depths[b] = depths[b] if sure else 0
         return draws.drawn()
 
     def _grown(
@@ -98,6 +118,13 @@ class ModelDrafter(Drafter):
             return self.model.score(rows)[:, : self._width]
 
         return draws.grown(roots_nV[:, : self._width], depths, expand)
+
+    def _sure(self, logits: torch.Tensor, tokens: list[int]) -> list[bool]:
+        """Which of the drafted tokens the draft was sure enough of to go on after them."""
+        if self.confidence == 0:
+            return [True] * len(tokens)
+        inside = torch.tensor(tokens, device=logits.device).clamp(max=logits.shape[-1] - 1)
+        return (softmax_of(logits.float(), inside) >= self.confidence).tolist()
 
     def _pending(self, text: Sequence) -> list[int]:
         handle = self._handles.get(text.key)

@@ -53,7 +53,7 @@ class HuggingFaceTarget(Target):
 
     The wrapped model's attention implementation is changed to "outrider" for good; its own forward
     and `generate` still work. A model that is refused is left as it was. `cache_bytes` bounds the
-    block pools, None is no bound.
+    block pools, None is no bound. `arrange=False` leaves the linear layers the model's own.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class HuggingFaceTarget(Target):
         *,
         strict: bool = False,
         pack: bool = True,
+        arrange: bool = True,
         cache_bytes: int | None = None,
     ) -> None:
         register()
@@ -84,7 +85,7 @@ class HuggingFaceTarget(Target):
         self.num_parameters = model.num_parameters()
         with _as_it_was_if_refused(model):
             model.eval()
-            self._adopt(pack)
+            self._adopt(pack, arrange)
             self.limit_cache(cache_bytes)
 
     @classmethod
@@ -120,10 +121,10 @@ class HuggingFaceTarget(Target):
             raise unreadable(folder, error) from error
         return cls(model, strict=strict, pack=pack, cache_bytes=cache_bytes)
 
-    def _adopt(self, pack: bool) -> None:
+    def _adopt(self, pack: bool, arrange: bool) -> None:
         tokens = trial_tokens(self.vocab_size, self.device)
         own = try_out(self.model, tokens)
-        if self.device.type == "cpu":
+        if arrange and self.device.type == "cpu":
             arrange_linears(self.model, pack_all=self.strict and pack, pack=pack)
         if self.strict:
             self._make_strict()
