@@ -120,11 +120,11 @@ class CustomGenerate:
         """
         check_lost()
         check_fields(generation_config)
+        one = lent(model, **self._layout)
         check_handed(model_kwargs)
         batch = Batch.read(input_ids, model_kwargs, stopping_criteria, self._stops)
         sampling = sampling_of(generation_config, logits_processor, batch.ends, batch.width)
         guess = Guess.read(generation_config, self._numbers, self._guesser.assistant)
-        one = lent(model, **self._layout)
         drafter = self._guesser.drafter(guess, model, one.target)
         self._warn_unused(guess)
         requests = self._requests(one.target, drafter, guess, batch.ends, generation_config)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any, cast
 from weakref import WeakKeyDictionary, proxy
 
@@ -24,6 +25,7 @@ class Lent:
 
     Args:
         model: a decoder-only language model; its layers are left alone unless `strict` or `pack`.
+        lock: the model's, held by the call that uses it.
         strict: one arithmetic class for everything; its layers are laid out for good.
         pack: lay the layers out for the processor, for good: faster there, no longer trainable.
 
@@ -31,8 +33,10 @@ class Lent:
         UnsupportedModel: a model that cannot be a target, left as it was.
     """
 
-    def __init__(self, model: PreTrainedModel, *, strict: bool, pack: bool) -> None:
-        self.lock = threading.RLock()
+    def __init__(
+        self, model: PreTrainedModel, lock: AbstractContextManager[Any], *, strict: bool, pack: bool
+    ) -> None:
+        self.lock = lock
         self._made_for = _identity(model)
         with as_it_was(model):
             self.target = HuggingFaceTarget(model, strict=strict, pack=pack, arrange=strict or pack)
@@ -44,19 +48,28 @@ class Lent:
         return self._made_for == _identity(model)
 
 
+@dataclass(slots=True)
+class _Known:
+    """What is kept beside a model: its lock, and its targets by (strict, pack)."""
+
+    lock: AbstractContextManager[Any] = field(default_factory=threading.RLock)
+    made: dict[tuple[bool, bool], Lent] = field(default_factory=dict[tuple[bool, bool], Lent])
+
+
 # By weak reference, so that the same model is tried out once, whoever makes the callable.
-_LENT: WeakKeyDictionary[PreTrainedModel, dict[tuple[bool, bool], Lent]] = WeakKeyDictionary()
-_LENT_LOCK = threading.Lock()
+_KNOWN: WeakKeyDictionary[PreTrainedModel, _Known] = WeakKeyDictionary()
+_KNOWN_LOCK = threading.Lock()
 
 
 def lent(model: PreTrainedModel, *, strict: bool = False, pack: bool = False) -> Lent:
     """The model as a target, made at the first call."""
-    with _LENT_LOCK:
-        made = _LENT.setdefault(model, {})
-        known = made.get((strict, pack))
-        if known is None or not known.fits(model):
-            known = made[strict, pack] = Lent(model, strict=strict, pack=pack)
-        return known
+    with _KNOWN_LOCK:
+        known = _KNOWN.setdefault(model, _Known())
+    with known.lock:
+        one = known.made.get((strict, pack))
+        if one is None or not one.fits(model):
+            one = known.made[strict, pack] = Lent(model, known.lock, strict=strict, pack=pack)
+        return one
 
 
 @contextmanager
@@ -64,7 +77,7 @@ def at_work(*models: tuple[PreTrainedModel, Lent]) -> Iterator[None]:
     """The models as the engine wants them; what that changes is undone at the end."""
     with ExitStack() as stack:
         # In one order for all threads, so that two calls that share models cannot block each other.
-        for model, one in sorted(models, key=lambda pair: id(pair[1])):
+        for model, one in sorted(models, key=lambda pair: id(pair[0])):
             stack.enter_context(one.lock)
             stack.enter_context(as_it_was(model))
             model.eval()

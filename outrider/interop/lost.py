@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import FrameType
 from typing import Any
 
 from outrider.errors import InvalidConfig
@@ -13,8 +14,11 @@ NAMED = ("assistant_model", "streamer", "synced_gpus")
 KEYWORDS = ("assistant_tokenizer", "past_key_values", "tokenizer")
 """Keywords that are taken out before a callable is called, or hidden among what is handed over."""
 
+FRAMES = 12
+"""How far up the calling `generate` is looked for."""
 
-def check_lost(depth: int = 2) -> None:
+
+def check_lost() -> None:
     """Looks into the calling `generate` for what it was given and does not hand on.
 
     A help only: where the frames look otherwise nothing is found, and nothing else changes.
@@ -22,7 +26,7 @@ def check_lost(depth: int = 2) -> None:
     Raises:
         InvalidConfig: names the argument and the place where it arrives.
     """
-    for name, value in _given(depth + 1).items():
+    for name, value in _given().items():
         if value is None or value is False:
             continue
         if name in ("past_key_values", "synced_gpus"):
@@ -33,9 +37,9 @@ def check_lost(depth: int = 2) -> None:
         )
 
 
-def _given(depth: int) -> dict[str, Any]:
-    frame = sys._getframe(depth)
-    if frame.f_code.co_name != "generate":
+def _given() -> dict[str, Any]:
+    frame = _generate()
+    if frame is None:
         return {}
     given = {name: frame.f_locals.get(name) for name in NAMED}
     # Its own keyword arguments are popped from; those of torch's decorator around it are whole.
@@ -43,6 +47,16 @@ def _given(depth: int) -> dict[str, Any]:
     if isinstance(raw, dict):
         given |= {name: raw.get(name) for name in KEYWORDS}
     return given
+
+
+def _generate() -> FrameType | None:
+    """The frame of the nearest `generate` that takes a callable; others may lie in between."""
+    frame = sys._getframe(1)
+    for _ in range(FRAMES):
+        if frame is None or frame.f_code.co_name == "generate":
+            break
+        frame = frame.f_back
+    return frame if frame is not None and "custom_generate" in frame.f_locals else None
 
 
 def _short(value: Any) -> str:

@@ -73,15 +73,15 @@ def test_speculation_took_place() -> None:
 def test_a_confident_draft_stops_early() -> None:
     model, inputs = tiny(), padded()
     made = {}
-    for threshold in (0.0, 0.6, 1.0):
+    for threshold in (0.0, 0.2, 1.0):
         callable_ = outrider.custom_generate(
             assistant_model=near(model), assistant_confidence_threshold=threshold
         )
         model.generate(**inputs, **GREEDY, custom_generate=callable_)
         made[threshold] = callable_.metrics
     per_round = {t: m.drafted / m.rounds for t, m in made.items()}
-    assert per_round[1.0] == 1.0 < per_round[0.6] < per_round[0.0]
-    assert made[0.6].acceptance_rate > made[0.0].acceptance_rate
+    assert per_round[1.0] == 1.0 < per_round[0.2] < per_round[0.0]
+    assert made[0.2].acceptance_rate > made[0.0].acceptance_rate
 
 
 def test_lengths_and_least_lengths() -> None:
