@@ -35,13 +35,13 @@ def written(
     columns = Columns(streamer, batch.input_ids_BL)
     with requests.running(asked) as texts:
         rows = [Row(text, ids_L) for text, ids_L in zip(texts, batch.input_ids_BL, strict=True)]
-        while going(rows, batch.ends):
+        while open_rows := going(rows, batch.ends):
             requests.engine.step()
-            for row in rows:
+            for row in open_rows:
                 if row.text.error is not None:
                     raise raised(row.text.error)
                 row.look(batch.ends)
-                if row.ends_at is not None and batch.ends.pads:
+                if row.ends_at is not None and batch.ends.pads and not row.text.finished:
                     requests.engine.cancel(row.text)
             columns.put(rows, batch.ends, pad)
     columns.end()
