@@ -109,6 +109,12 @@ class Drafter(ABC):
     vocab_size: int | None = None
     """Width of its laws; None where it only repeats tokens it has seen."""
 
+    def expect(self, num_prompt: int) -> None:
+        """A text with so long a prompt is to be made: warns, once, where it cannot be drafted for.
+
+        Called before any work, in the thread of whoever asks for the text.
+        """
+
     @abstractmethod
     def propose(
         self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+import warnings
 from collections.abc import Sequence as Sequenced
 
 import torch
@@ -12,6 +13,7 @@ from outrider.config import check_share
 from outrider.decoding import Draft
 from outrider.decoding.laws import softmax_of
 from outrider.drafters.base import Drafter, Node, RoundDraws
+from outrider.errors import OutriderWarning
 from outrider.models.base import Rows, Target
 from outrider.models.plan import chain_ancestors
 from outrider.sequence import Sequence
@@ -54,6 +56,20 @@ class ModelDrafter(Drafter):
         self._last = model.vocab_size - 1
         self._handles: dict[int, int] = {}
         self._trees: dict[int, list[Node]] = {}
+        self._warned = False
+
+    def expect(self, num_prompt: int) -> None:
+        """Warns of a prompt that fills the draft model's context: nothing is drafted after it."""
+        limit = self.model.max_length
+        if limit is not None and num_prompt >= limit and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"a prompt of {num_prompt} tokens fills the draft model's context of {limit}: such "
+                "texts are decoded plainly; use a draft model with a longer context, or "
+                "drafter='ngram'",
+                OutriderWarning,
+                stacklevel=2,
+            )
 
     def propose(
         self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws

@@ -15,7 +15,7 @@ from tests.interop.tiny import near, padded, tiny
 
 VOCAB, SAMPLES = 12, 20_000
 CONTROLS = {"temperature": 0.8, "top_k": 9, "top_p": 0.93, "min_p": 0.01}
-IDS = torch.tensor([[3, 5, 7, 3, 5]])
+IDS = torch.tensor([[3, 5]])
 
 
 class Lying:
@@ -31,12 +31,12 @@ class Lying:
 
 @pytest.fixture(scope="module")
 def model():
-    return tiny(vocab=VOCAB, std=0.25)
+    return tiny(vocab=VOCAB, std=0.35, num_hidden_layers=1)
 
 
 def counts(model, num_samples: int = SAMPLES, *, seed: int, **options) -> np.ndarray:
     """How often each pair of first tokens came, of samples of three tokens."""
-    callable_ = outrider.custom_generate(max_texts=1000, **options) if options else None
+    callable_ = outrider.custom_generate(**options) if options else None
     torch.manual_seed(seed)
     out = model.generate(
         IDS,
@@ -49,7 +49,7 @@ def counts(model, num_samples: int = SAMPLES, *, seed: int, **options) -> np.nda
         **CONTROLS,
         custom_generate=callable_,
     )
-    pairs = out[:, 5] * VOCAB + out[:, 6]
+    pairs = out[:, 2] * VOCAB + out[:, 3]
     return torch.bincount(pairs, minlength=VOCAB * VOCAB).numpy()
 
 
@@ -65,23 +65,24 @@ def plain(model) -> np.ndarray:
     return counts(model, seed=1)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"rule": "block"},
-        {"rule": "token", "assistant_confidence_threshold": 0.2},
-        {"rule": "block", "assistant_confidence_threshold": 0.2},
-    ],
-    ids=str,
-)
-def test_the_law_is_plain_generates(options: dict, model, plain: np.ndarray) -> None:
+def test_the_law_is_plain_generates(model, plain: np.ndarray) -> None:
     draft = near(model, share=0.4)
-    got = counts(model, seed=2, assistant_model=draft, num_assistant_tokens=2, **options)
+    got = counts(model, seed=2, assistant_model=draft, num_assistant_tokens=2)
+    assert p_value(got, plain) > 1e-4
+
+
+@pytest.mark.parametrize("rule", ["block", "token"])
+def test_the_law_is_plain_generates_where_drafts_end_early(
+    rule: str, model, plain: np.ndarray
+) -> None:
+    """How long a chain gets depends on what was drafted, and the law of the text does not."""
+    callable_ = {"assistant_model": near(model, share=0.4), "num_assistant_tokens": 2, "rule": rule}
+    got = counts(model, 5_000, seed=2, **callable_, assistant_confidence_threshold=0.2)
     assert p_value(got, plain) > 1e-4
 
 
 def test_a_drafter_that_lies_about_its_law_is_found(model, plain: np.ndarray) -> None:
-    got = counts(model, seed=3, drafter=Lying(), num_assistant_tokens=2)
+    got = counts(model, 2_000, seed=3, drafter=Lying(), num_assistant_tokens=2)
     assert p_value(got, plain) < 1e-9
 
 
