@@ -54,8 +54,9 @@ class Guess:
         own = getattr(assistant, "generation_config", None)
 
         def said(name: str) -> Any:
-            by_call = getattr(config, name, None)
+            by_call, by_own = (getattr(one, name, None) for one in (config, own))
             by_call = None if by_call == usual.get(name) else by_call
+            by_own = None if by_own == usual.get(name) else by_own
             by_option = options.get(name)
             if by_call is not None and by_option is not None and by_call != by_option:
                 raise InvalidConfig(
@@ -63,7 +64,7 @@ class Guess:
                     "custom_generate contradict each other; give one"
                 )
             given = by_option if by_call is None else by_call
-            return getattr(own, name, None) if given is None else given
+            return by_own if given is None else given
 
         lookup, asked = said("prompt_lookup_num_tokens"), said("num_assistant_tokens")
         name = "num_assistant_tokens" if lookup is None else "prompt_lookup_num_tokens"

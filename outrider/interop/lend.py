@@ -39,7 +39,9 @@ class Lent:
         self.lock = lock
         self._made_for = _identity(model)
         with as_it_was(model):
-            self.target = HuggingFaceTarget(model, strict=strict, pack=pack, arrange=strict or pack)
+            self.target = HuggingFaceTarget(
+                model, strict=strict, pack=strict or pack, arrange=strict or pack
+            )
         # The target lives as long as its model, which must not be kept alive by it.
         self.target.model = cast(PreTrainedModel, proxy(model))
 
