@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 import warnings
+from collections import Counter
 from collections.abc import Sequence as Sequenced
 
 import torch
