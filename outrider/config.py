@@ -35,11 +35,6 @@ def check_flag(name: str, value: Any) -> None:
         raise InvalidConfig(f"{name}={value!r}: True or False is due")
 
 
-def check_share(name: str, value: Any) -> None:
-    """Refuses anything but a number from 0 to 1."""
-    _between(name, value, 0.0, 1.0)
-
-
 def as_tokens(name: str, values: Any) -> tuple[int, ...]:
     """Token ids as plain whole numbers, from any sequence, array or tensor of them.
 

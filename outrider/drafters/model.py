@@ -9,7 +9,7 @@ from collections.abc import Sequence as Sequenced
 
 import torch
 
-from outrider.config import check_share
+from outrider.config import check_between
 from outrider.decoding import Draft
 from outrider.decoding.laws import softmax_of
 from outrider.drafters.base import Drafter, Node, RoundDraws
@@ -47,7 +47,7 @@ class ModelDrafter(Drafter):
         chunk: int = 512,
         confidence: float = 0.0,
     ) -> None:
-        check_share("confidence", confidence)
+        check_between("confidence", confidence, 0.0, 1.0)
         self.model = model
         self.confidence = confidence
         self.vocab_size = model.vocab_size

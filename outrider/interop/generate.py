@@ -14,7 +14,8 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, StopStringCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from outrider.config import check_flag, check_rule, check_whole, nearest
+from outrider.config import check_flag, check_whole, nearest
+from outrider.decoding import rule_named
 from outrider.drafters import Drafter
 from outrider.engine import Emitter, Engine, Requests
 from outrider.errors import InvalidConfig, OutriderWarning
@@ -92,7 +93,7 @@ class CustomGenerate:
         self._numbers = {name: options.get(name) for name in NUMBERS}
         self._rule: str | None = options.get("rule")
         if self._rule is not None:
-            check_rule(self._rule)
+            rule_named(self._rule)
         self._max_texts: int = options.get("max_texts", 64)
         check_whole("max_texts", self._max_texts, 1)
         self._layout = {name: options.get(name, False) for name in ("pack", "strict")}
