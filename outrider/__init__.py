@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from outrider.config import SamplingParams
     from outrider.engine import SpeculativeDecoder, SpeculativeDecoderConfig
+    from outrider.interop import custom_generate
     from outrider.llm import LLM
     from outrider.models.protocol import DraftModel, DraftProposal, TargetModel, TargetScores
     from outrider.types import Completion, Delta, SpeculativeMetrics
@@ -27,6 +28,7 @@ _HOMES = {
     "SpeculativeMetrics": "outrider.types",
     "TargetModel": "outrider.models.protocol",
     "TargetScores": "outrider.models.protocol",
+    "custom_generate": "outrider.interop",
 }
 
 __all__ = [
@@ -41,6 +43,7 @@ __all__ = [
     "SpeculativeMetrics",
     "TargetModel",
     "TargetScores",
+    "custom_generate",
 ]
 
 

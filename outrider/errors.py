@@ -15,6 +15,8 @@ OutriderError
 ├── ModelError (RuntimeError)               a model that failed, or a folder that is no model
 │   └── UnsupportedModel                    an architecture that cannot be used, with the reason
 └── MissingExtra (ImportError)              an optional dependency that is not installed
+
+OutriderWarning (UserWarning) is no error: something asked for that will have no effect.
 """
 
 
@@ -76,3 +78,7 @@ class UnsupportedModel(ModelError):
 
 class MissingExtra(OutriderError, ImportError):
     """An optional dependency that is not installed; the message is the install line."""
+
+
+class OutriderWarning(UserWarning):
+    """Something asked for that has no effect, or ends sooner than asked; said once per object."""

@@ -128,6 +128,12 @@ class Drafter(ABC):
         come in between.
         """
 
+    def expect(self, num_prompt: int) -> None:
+        """A text with so long a prompt is to be made: warns, once, where it cannot be drafted for.
+
+        Called before any work, in the thread of whoever asks for the text.
+        """
+
     @abstractmethod
     def propose(
         self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections import Counter
 from collections.abc import Sequence as Sequenced
 
 import torch
 
+from outrider.config import check_between
 from outrider.decoding import Draft
+from outrider.decoding.laws import softmax_of
 from outrider.drafters.base import Drafter, Node, RoundDraws
+from outrider.errors import OutriderWarning
 from outrider.models.base import Rows, Target
 from outrider.models.plan import chain_ancestors
 from outrider.sequence import Sequence
@@ -27,6 +31,10 @@ class ModelDrafter(Drafter):
 
     A token beyond the draft's own width is read as its last one: a guess made from a slightly
     wrong text costs speed only, and the drafting goes on.
+
+    A text whose drafted token had less than `confidence` under the draft's own law (before the
+    request's controls) drafts no further in the round. Whether a chain goes on depends on the
+    tokens already drafted alone, so every rule stays what it is.
     """
 
     def __init__(
@@ -36,15 +44,32 @@ class ModelDrafter(Drafter):
         vocab_size: int | None = None,
         chunk: int = 512,
         name: str = "draft",
+        confidence: float = 0.0,
     ) -> None:
+        check_between("confidence", confidence, 0.0, 1.0)
         self.model = model
         self.name = name
+        self.confidence = confidence
         self.vocab_size = model.vocab_size
         self.chunk = chunk
         self._width = vocab_size
         self._last = model.vocab_size - 1
         self._handles: dict[int, int] = {}
         self._trees: dict[int, list[Node]] = {}
+        self._warned = False
+
+    def expect(self, num_prompt: int) -> None:
+        """Warns of a prompt that fills the draft model's context: nothing is drafted after it."""
+        limit = self.model.max_length
+        if limit is not None and num_prompt >= limit and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"a prompt of {num_prompt} tokens fills the draft model's context of {limit}: such "
+                "texts are decoded plainly; use a draft model with a longer context, or "
+                "drafter='ngram'",
+                OutriderWarning,
+                stacklevel=2,
+            )
 
     def unread(self, text: Sequence) -> int:
         """Tokens of the text that the draft has not read; 0 where it reads no more of it."""
@@ -74,10 +99,15 @@ class ModelDrafter(Drafter):
             going = [i for i, b in enumerate(members) if depths[b] > index]
             members = [members[i] for i in going]
             pending = [pending[i] for i in going]
+            if not members:
+                break
             handles = [self._handles[texts[b].key] for b in members]
             logits = self._read(handles, pending)
-            tokens = draws.sample(logits[:, : self._width], members, index)
+            logits = logits[:, : self._width]
+            tokens = draws.sample(logits, members, index)
             pending = [[token] for token in tokens]
+            for b, sure in zip(members, self._sure(logits, tokens), strict=True):
+                depths[b] = depths[b] if sure else 0
         return draws.drawn()
 
     def _grown(
@@ -115,6 +145,13 @@ class ModelDrafter(Drafter):
             return self.model.score(rows)[:, : self._width]
 
         return draws.grown(roots_nV[:, : self._width], depths, expand)
+
+    def _sure(self, logits: torch.Tensor, tokens: list[int]) -> list[bool]:
+        """Which of the drafted tokens the draft was sure enough of to go on after them."""
+        if self.confidence == 0:
+            return [True] * len(tokens)
+        inside = torch.tensor(tokens, device=logits.device).clamp(max=logits.shape[-1] - 1)
+        return (softmax_of(logits.float(), inside) >= self.confidence).tolist()
 
     def _pending(self, text: Sequence) -> list[int]:
         handle = self._handles.get(text.key)

@@ -17,6 +17,7 @@ SPECS = {
     "suffix": "the longest earlier occurrence of the text's end, by counts",
     "recycle": "the target's own earlier guesses",
     "int8": "the target's own weights in eight bits",
+    "bridge:PATH": "the draft model in a folder, of another tokenizer than the target's",
 }
 KINDS = tuple(dict.fromkeys(name.partition(":")[0] for name in SPECS))
 # A plus sign in a folder's name is none between drafters.
@@ -43,8 +44,11 @@ class DrafterSpec:
                 f"drafter={spec!r} does not exist; drafters are {', '.join(SPECS)}, "
                 "or several as a+b" + nearest(kind, SPECS)
             )
-        if colon and (kind != "draft" or not path):
-            raise InvalidConfig(f"drafter={spec!r}: only draft:PATH takes a folder, and needs it")
+        takes = kind in ("bridge", "draft")
+        if (colon and not (takes and path)) or (kind == "bridge" and not path):
+            raise InvalidConfig(
+                f"drafter={spec!r}: draft:PATH and bridge:PATH take a folder, no other drafter does"
+            )
         return cls(kind, path or None)
 
     @classmethod

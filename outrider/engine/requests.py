@@ -146,6 +146,9 @@ class Requests:
     def running(self, requests: list[Request]) -> Iterator[list[Sequence]]:
         """Texts in the engine's queue; taken out again whatever happens."""
         texts = [self.text(request) for request in requests]
+        drafted = [text.num_prompt for text in texts if text.depth > 0]
+        if drafted:
+            self.engine.drafter.expect(max(drafted))
         try:
             self.engine.submit(texts)
             yield texts

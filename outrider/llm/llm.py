@@ -164,6 +164,8 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         depth: int | None = None,
+        rule: str | None = None,
+        drafter: str | None = None,
     ) -> list[Completion]:
         """Continues prompts, given as text or token ids.
 
@@ -171,6 +173,8 @@ class LLM:
             prompts: one prompt or several.
             sampling_params: for all prompts, or one per prompt; None = SamplingParams().
             depth: tokens drafted per round, instead of the LLM's k; 0 = plain decoding.
+            rule: verification rule, instead of the LLM's.
+            drafter: "none" decodes plainly, as depth=0 does; None is the LLM's own.
 
         Returns:
             One completion per prompt and sample, prompt-major.
@@ -180,12 +184,13 @@ class LLM:
             NonFinite, OutOfMemory: one request failed; the others' completions are in the
                 exception's attribute `completions`.
         """
+        depth = _depth(depth, drafter)
         several = _several(prompts)
         each = _each(sampling_params, len(several))
         requests = [
             request
             for prompt, one in zip(several, each, strict=True)
-            for request in self._of(prompt, one, depth)
+            for request in self._of(prompt, one, depth, rule)
         ]
         for request in requests:
             self._requests.check(request)
@@ -197,8 +202,10 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         depth: int | None = None,
+        rule: str | None = None,
+        drafter: str | None = None,
     ) -> Iterator[Delta]:
-        """Continues one prompt, round by round.
+        """Continues one prompt, round by round; `depth`, `rule` and `drafter` as in `generate`.
 
         Raises:
             InvalidConfig: more than one sample; and whatever `generate` raises.
@@ -206,7 +213,7 @@ class LLM:
         (params,) = _each(sampling_params, 1)
         if params.n > 1:
             raise InvalidConfig(f"n={params.n}: a stream carries one text; use generate(...)")
-        (request,) = self._of(prompt, params, depth)
+        (request,) = self._of(prompt, params, _depth(depth, drafter), rule)
         self._requests.check(request)
         return self._requests.stream(request)
 
@@ -222,7 +229,9 @@ class LLM:
         """
         return self.generate([self.tokenizer.chat(messages)], sampling_params)
 
-    def _of(self, prompt: Prompt, params: SamplingParams, depth: int | None) -> list[Request]:
+    def _of(
+        self, prompt: Prompt, params: SamplingParams, depth: int | None, rule: str | None
+    ) -> list[Request]:
         if isinstance(prompt, str):
             tokens = tuple(self.tokenizer.encode(prompt)) if prompt else ()
         else:
@@ -230,7 +239,8 @@ class LLM:
         if not tokens:
             raise EmptyPrompt("the prompt is empty; give at least one character to continue from")
         params = self._spelled(params)
-        return [Request(tokens, params, sample, self.rule, depth) for sample in range(params.n)]
+        rule = self.rule if rule is None else rule
+        return [Request(tokens, params, sample, rule, depth) for sample in range(params.n)]
 
     def update_weights(self, state: Mapping[str, torch.Tensor]) -> None:
         """Goes on with new weights of the target; texts under way build their caches anew.
@@ -287,6 +297,20 @@ def _instead(asked: Speculation, drafter: str | Drafter, config: Mapping[str, An
                 f"{name} and speculative_config={dict(config)!r} contradict each other; give one"
             )
     return meant
+
+
+def _depth(depth: int | None, drafter: Any) -> int | None:
+    """The depth of one call, which a drafter of the call's own can only switch off."""
+    if drafter is None:
+        return depth
+    if drafter != "none":
+        raise InvalidConfig(
+            f"drafter={drafter!r}: one call can only do without, with drafter='none'; another "
+            "drafter is for LLM.load"
+        )
+    if depth:
+        raise InvalidConfig(f"drafter='none' and depth={depth!r} contradict each other; give one")
+    return 0
 
 
 def _several(prompts: Any) -> list[Any]:

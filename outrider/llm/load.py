@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +20,10 @@ from outrider.drafters import (
     NoDrafter,
     RecycleDrafter,
 )
-from outrider.errors import InvalidConfig, ModelError, VocabularyMismatch
+from outrider.errors import InvalidConfig, ModelError, OutriderWarning, VocabularyMismatch
 from outrider.llm.options import Speculation
 from outrider.models.base import Target
-from outrider.models.bridge import BridgedModel
+from outrider.models.bridge import BridgedModel, Dictionary
 from outrider.models.bundled import bundled_path
 from outrider.models.hf import (
     HuggingFaceTarget,
@@ -185,8 +186,13 @@ def load_drafter(
 
     def made(spec: DrafterSpec) -> Drafter:
         folder = draft_folder(spec, model)
+        if folder is not None and spec.kind == "bridge":
+            own = TextTokenizer(folder)
+            dictionary = Dictionary.of(tokenizer, own, target().vocab_size)
+            return ModelDrafter(BridgedModel(place.load(folder), dictionary), name="bridge")
         if folder is not None:
-            check_vocabularies(TextTokenizer(folder), tokenizer)
+            check_vocabularies(own := TextTokenizer(folder), tokenizer)
+            warn_of_templates(own, tokenizer)
             return ModelDrafter(place.load(folder))
         if spec.kind == "int8":
             return ModelDrafter(quantised(target()), name="int8")
@@ -216,4 +222,17 @@ def check_vocabularies(draft: TextTokenizer, target: TextTokenizer) -> None:
         f"the draft model in {str(draft.folder)!r} has {len(theirs)} tokens, the target in "
         f"{str(target.folder)!r} {len(ours)}, and they differ (first at {token!r}: "
         f"{theirs.get(token)} against {ours.get(token)}); choose a draft of the target's tokenizer"
+    )
+
+
+def warn_of_templates(draft: TextTokenizer, target: TextTokenizer) -> None:
+    """Warns where one side alone has a chat template: it was not trained on the other's texts."""
+    if draft.has_chat_template == target.has_chat_template:
+        return
+    sides = ("draft model", "target") if target.has_chat_template else ("target", "draft model")
+    warnings.warn(
+        f"the {sides[0]}'s tokenizer has no chat template and the {sides[1]}'s has one: the draft "
+        "model may guess badly in conversations; use a pair trained alike",
+        OutriderWarning,
+        stacklevel=2,
     )

@@ -74,7 +74,7 @@ class HuggingFaceTarget(Target):
     The wrapped model's attention implementation is changed to "outrider" for good; its own forward
     and `generate` still work. A model that is refused is left as it was. `cache_bytes` bounds the
     block pools, None is no bound; `share_prefixes` lets texts that begin with the same tokens share
-    their blocks.
+    their blocks. `arrange=False` leaves the linear layers the model's own.
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class HuggingFaceTarget(Target):
         *,
         strict: bool = False,
         pack: bool = True,
+        arrange: bool = True,
         cache_bytes: int | None = None,
         share_prefixes: bool = True,
     ) -> None:
@@ -111,7 +112,8 @@ class HuggingFaceTarget(Target):
         self._picks_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._door: Door
         self._body: Body = attend_cpu
-        self._pack, self._arranges = pack, self.device.type == "cpu"
+        self._pack = pack
+        self._arranges = arrange and self.device.type == "cpu"
         self._align, self._row_multiple = 1, 1
         self.num_parameters = model.num_parameters()
         with as_it_was_if_refused(model):

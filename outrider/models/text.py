@@ -72,13 +72,18 @@ class TextTokenizer:
         end = self._tokenizer.eos_token_id
         return frozenset() if end is None else frozenset([end])
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations can be written with it."""
+        return bool(getattr(self._tokenizer, "chat_template", None))
+
     def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Token ids of a conversation up to the assistant's turn.
 
         Raises:
             InvalidConfig: a tokenizer without a chat template, or messages it refuses.
         """
-        if not getattr(self._tokenizer, "chat_template", None):
+        if not self.has_chat_template:
             raise InvalidConfig(
                 f"the tokenizer in {str(self.folder)!r} has no chat template; use generate(...)"
             )

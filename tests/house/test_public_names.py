@@ -21,6 +21,7 @@ PUBLIC = [
     "SpeculativeMetrics",
     "TargetModel",
     "TargetScores",
+    "custom_generate",
 ]
 DECODING = [
     "accept",

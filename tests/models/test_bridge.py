@@ -16,10 +16,11 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from outrider import SamplingParams
+from outrider import LLM, SamplingParams
 from outrider.drafters import ModelDrafter, NoDrafter
 from outrider.engine import Emitter, Engine, Requests
-from outrider.errors import VocabularyMismatch
+from outrider.errors import InvalidConfig, VocabularyMismatch
+from outrider.llm.options import Speculation
 from outrider.models.base import Rows
 from outrider.models.bridge import BridgedModel, Dictionary
 from outrider.models.bundled import bundled_path, eval_prompts
@@ -142,3 +143,13 @@ def test_vocabularies_without_a_common_token_are_refused() -> None:
     target = TextTokenizer(bundled_path("target"))
     with pytest.raises(VocabularyMismatch, match="no token in common"):
         Dictionary.of(target, Odd(bundled_path("draft")), 4096)
+
+
+def test_the_spec_loads_it(renumbered: Path) -> None:
+    llm = LLM.load("bundled", f"bridge:{renumbered}", dtype="float32")
+    (done,) = llm.generate("def f(", SamplingParams(max_tokens=12, temperature=0.0))
+    assert llm.info()["drafter"]["name"] == "bridge" and done.stats.accepted > 0
+    config = {"model": str(renumbered), "use_heterogeneous_vocab": True}
+    assert Speculation("auto").updated(config).drafter == f"bridge:{renumbered}"
+    with pytest.raises(InvalidConfig, match="bridge:PATH"):
+        LLM.load("bundled", "bridge")
