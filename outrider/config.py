@@ -192,10 +192,10 @@ class SamplingParams:
         return cast("tuple[tuple[int, float], ...]", self.logit_bias)
 
     def _check_penalties(self) -> None:
-        _between("typical_p", self.typical_p, 0.0, 1.0, low_open=True)
-        _between("repetition_penalty", self.repetition_penalty, 0.0, 1e6, low_open=True)
-        _between("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _between("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        check_between("typical_p", self.typical_p, 0.0, 1.0, low_open=True)
+        check_between("repetition_penalty", self.repetition_penalty, 0.0, 1e6, low_open=True)
+        check_between("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        check_between("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         check_whole("no_repeat_ngram", self.no_repeat_ngram, 0)
 
     def _check_tokens(self) -> None:
@@ -224,7 +224,7 @@ def _as_bias(given: Any) -> tuple[tuple[int, float], ...]:
         ) from error
     for token, value in biases.items():
         check_whole("logit_bias", token, 0)
-        _between(f"logit_bias of token {token}", value, -1e6, 1e6)
+        check_between(f"logit_bias of token {token}", value, -1e6, 1e6)
     return tuple(sorted((token, float(value)) for token, value in biases.items()))
 
 

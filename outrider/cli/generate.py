@@ -177,7 +177,7 @@ class _Screen:
         self._console.file.flush()
 
 
-def _close(run: Run, plain: Run | None, cache: dict[str, Any], *, comparable: bool) -> None:
+def _close(run: Run, plain: Run | None, cache: dict[str, Any] | None, *, comparable: bool) -> None:
     """Ends the text with a newline and says how it was made, on standard error."""
     terminal.out().out("", highlight=False)
     note = terminal.err()
@@ -189,13 +189,14 @@ def _close(run: Run, plain: Run | None, cache: dict[str, Any], *, comparable: bo
         + (" (interrupted)" if run.interrupted else ""),
         style="dim",
     )
-    context = cache["context_bytes"]
-    note.print(
-        f"cache: {terminal.size(cache['held_bytes'])} held, "
-        f"{terminal.size(cache['bytes_per_token'])} a token"
-        + ("" if context is None else f", {terminal.size(context)} a context"),
-        style="dim",
-    )
+    if cache is not None:
+        context = cache["context_bytes"]
+        note.print(
+            f"cache: {terminal.size(cache['held_bytes'])} held, "
+            f"{terminal.size(cache['bytes_per_token'])} a token"
+            + ("" if context is None else f", {terminal.size(context)} a context"),
+            style="dim",
+        )
     if not run.lossless:
         note.print("lossy: this rule changes the law of the text", style="yellow")
     if plain is not None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from outrider import noise
-from outrider.config import check_whole
+from outrider.config import SamplingParams, check_whole
 from outrider.engine.engine import Engine
 from outrider.engine.memory import out_of_memory
 from outrider.engine.settings import resolve_rule

@@ -16,9 +16,12 @@ from transformers import (
     MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
     StoppingCriteriaList,
+    SynthIDTextWatermarkLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    TypicalLogitsWarper,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
 from outrider.config import SamplingParams
@@ -31,8 +34,15 @@ ORDER: tuple[type, ...] = (
     TopKLogitsWarper,
     TopPLogitsWarper,
     MinPLogitsWarper,
+    TypicalLogitsWarper,
 )
 """The processors that are sampling parameters here, in the order in which both apply them."""
+
+STATEFUL: tuple[type, ...] = (
+    SynthIDTextWatermarkLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
+"""Processors that remember earlier calls, where a guess that was refused would stay remembered."""
 
 LENGTHS, WARPERS = ORDER[:2], ORDER[2:]
 
@@ -78,24 +88,36 @@ def sampling_of(
     The seed comes from torch's default generator, so that `torch.manual_seed` makes a text again;
     greedy search draws nothing.
 
+    Other processors stay what they are: each is asked for every row, with the text so far without
+    its padding.
+
     Raises:
-        InvalidConfig: a processor that is no sampling parameter, or an order that is another law.
+        InvalidConfig: an order of processors that is another law, or one that keeps a state.
     """
     kept = [one for one in processors if type(one) is not LogitNormalization]
-    for one in kept:
-        if type(one) not in ORDER:
-            raise _foreign(one)
+    foreign = tuple(one for one in kept if type(one) not in ORDER)
+    for one in foreign:
+        if isinstance(one, STATEFUL):
+            raise InvalidConfig(
+                f"the logits processor {type(one).__name__} remembers earlier calls, and would "
+                "remember guesses that were refused; use plain generate"
+            )
     sampling = dict[str, Any](
-        max_tokens=ends.max_tokens, min_tokens=_least(kept, ends, prompt_length)
+        max_tokens=ends.max_tokens,
+        min_tokens=_least(kept, ends, prompt_length),
+        logits_processors=foreign,
     )
     if not config.do_sample:
         # What only divides or cuts away from below leaves the largest logit the largest.
         return SamplingParams(temperature=0.0, **sampling)
     places = [ORDER.index(type(one)) for one in kept if type(one) in WARPERS]
-    if places != sorted(set(places)):
+    first = next((i for i, one in enumerate(kept) if type(one) in WARPERS), len(kept))
+    late = any(type(one) not in ORDER for one in kept[first:])
+    if late or places != sorted(set(places)):
         raise InvalidConfig(
             f"logits processors in the order {[type(one).__name__ for one in kept]} are another "
-            "law than temperature, top_k, top_p, min_p, each once; give them in this order"
+            "law than one's own processors, then temperature, top_k, top_p, min_p, typical_p, each "
+            "once; give them in this order"
         )
     for one in kept:
         sampling |= _warper(one)
@@ -106,15 +128,6 @@ def drawn_seed() -> int:
     """64 bits of torch's default generator."""
     high, low = torch.randint(0, 2**32, (2,)).tolist()
     return high << 32 | low
-
-
-def _foreign(processor: Any) -> InvalidConfig:
-    """The refusal of every processor that is no sampling parameter: the one place to open."""
-    return InvalidConfig(
-        f"the logits processor {type(processor).__name__} (the user's own, or made by a field of "
-        "the generation config) cannot be honoured; of processors min_length, min_new_tokens, "
-        "temperature, top_k, top_p and min_p can"
-    )
 
 
 def _least(processors: list[Any], ends: Ends, prompt_length: int) -> int:
@@ -149,4 +162,6 @@ def _warper(one: Any) -> dict[str, Any]:
         return {"top_k": one.top_k}
     if type(one) is TopPLogitsWarper:
         return {"top_p": float(one.top_p)}
+    if type(one) is TypicalLogitsWarper:
+        return {"typical_p": float(one.mass)}
     return {"min_p": float(one.min_p)}

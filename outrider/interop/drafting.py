@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
 
 from outrider.config import check_whole
-from outrider.drafters import Drafter, DrafterSpec, ModelDrafter, NgramDrafter, NoDrafter
+from outrider.drafters import (
+    Drafter,
+    DrafterSpec,
+    ModelDrafter,
+    NgramDrafter,
+    NoDrafter,
+    RecycleDrafter,
+    SuffixDrafter,
+)
 from outrider.engine.decoder import as_drafter
 from outrider.errors import InvalidConfig, VocabularyMismatch
 from outrider.interop.fields import defaults
 from outrider.interop.lend import lent
 from outrider.llm.load import Placement, folder_of
 from outrider.models.base import Target
-from outrider.models.hf import HuggingFaceTarget
+from outrider.models.hf import HuggingFaceTarget, LoadedTarget
+from outrider.models.recurrent import RecurrentTarget
 from outrider.models.text import TextTokenizer
 
 DEPTH = 4
@@ -24,6 +33,14 @@ DEPTH = 4
 
 LOOKUP = 2
 """transformers' own longest n-gram of prompt lookup."""
+
+
+BY_NAME: dict[str, Callable[[], Drafter]] = {
+    "none": NoDrafter,
+    "recycle": RecycleDrafter,
+    "suffix": SuffixDrafter,
+}
+"""Drafters that need nothing but their name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +119,11 @@ class Guesser:
             )
         if isinstance(drafter, str):
             drafter = DrafterSpec.parse(drafter)
+            if drafter.kind not in (*BY_NAME, "auto", "draft", "ngram"):
+                raise InvalidConfig(
+                    f"drafter={drafter.kind!r} is not offered inside generate; make the Drafter "
+                    "and give it, or use LLM.load"
+                )
             if drafter.kind == "draft" and drafter.path is None:
                 raise InvalidConfig("drafter='draft' names no model here; use draft:PATH")
         self.assistant = assistant_model
@@ -150,10 +172,10 @@ class Guesser:
             return ModelDrafter(lent(self.assistant).target, confidence=guess.confidence)
         if isinstance(self._given, DrafterSpec) and self._given.kind == "draft":
             self._given = self._loaded(self._given, model, target)
-        if isinstance(self._given, HuggingFaceTarget):
+        if isinstance(self._given, (HuggingFaceTarget, RecurrentTarget)):
             return ModelDrafter(self._given, confidence=guess.confidence)
-        if isinstance(self._given, DrafterSpec) and self._given.kind == "none":
-            return NoDrafter()
+        if isinstance(self._given, DrafterSpec) and self._given.kind in BY_NAME:
+            return BY_NAME[self._given.kind]()
         if self._given is None or isinstance(self._given, DrafterSpec):
             return NgramDrafter() if guess.longest is None else NgramDrafter(1, guess.longest)
         return as_drafter(self._given, target)
@@ -169,9 +191,7 @@ class Guesser:
                 "they differ; choose an assistant of the model's tokenizer"
             )
 
-    def _loaded(
-        self, spec: DrafterSpec, model: PreTrainedModel, target: Target
-    ) -> HuggingFaceTarget:
+    def _loaded(self, spec: DrafterSpec, model: PreTrainedModel, target: Target) -> LoadedTarget:
         """The draft model of a folder, loaded once, where and as the calling model is."""
         assert spec.path is not None
         folder = folder_of(spec.path)

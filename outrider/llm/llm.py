@@ -15,7 +15,7 @@ from outrider.decoding import rule_named
 from outrider.drafters import Drafter
 from outrider.engine import Emitter, Engine, Requests
 from outrider.engine.settings import tree_budget
-from outrider.errors import EmptyPrompt, InvalidConfig
+from outrider.errors import EmptyPrompt, InvalidConfig, UnsupportedModel
 from outrider.llm.load import (
     Placement,
     as_dtype,
@@ -25,7 +25,7 @@ from outrider.llm.load import (
     share_cache,
 )
 from outrider.llm.options import Speculation
-from outrider.models.hf import LoadedTarget
+from outrider.models.hf import HuggingFaceTarget, LoadedTarget
 from outrider.models.text import TextTokenizer
 from outrider.types import Completion, Delta, Request, SpeculativeMetrics
 
@@ -250,10 +250,16 @@ class LLM:
 
         Raises:
             InvalidConfig: names or shapes that are not the model's; nothing has changed then.
+            UnsupportedModel: a model with recurrent state.
         """
-        self._target.check_weights(state)
+        target = self._target
+        if not isinstance(target, HuggingFaceTarget):
+            raise UnsupportedModel(
+                f"the weights of {type(target).__name__} cannot be updated; load the model anew"
+            )
+        target.check_weights(state)
         with self._requests.engine.without_caches():
-            self._target.update_weights(state)
+            target.update_weights(state)
 
     def _spelled(self, params: SamplingParams) -> SamplingParams:
         """The parameters with every bad word as token ids."""

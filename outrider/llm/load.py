@@ -20,7 +20,13 @@ from outrider.drafters import (
     NoDrafter,
     RecycleDrafter,
 )
-from outrider.errors import InvalidConfig, ModelError, OutriderWarning, VocabularyMismatch
+from outrider.errors import (
+    InvalidConfig,
+    ModelError,
+    OutriderWarning,
+    UnsupportedModel,
+    VocabularyMismatch,
+)
 from outrider.llm.options import Speculation
 from outrider.models.base import Target
 from outrider.models.bridge import BridgedModel, Dictionary
@@ -120,13 +126,17 @@ def share_cache(cache_bytes: int | None, target: LoadedTarget, drafter: Drafter)
         model.limit_cache(cache_bytes * model.block_bytes // total)
 
 
-def plan_cache(target: HuggingFaceTarget, drafter: Drafter, max_texts: int) -> dict[str, Any]:
+def plan_cache(target: LoadedTarget, drafter: Drafter, max_texts: int) -> dict[str, Any] | None:
     """What the caches of target and draft model take, and may take, in bytes.
+
+    None where none of them is of blocks.
 
     `context_bytes` are those of a text as long as the context, `planned_bytes` of `max_texts` such
     texts. Nothing is taken before it is needed; `max_bytes` (None: no bound) is never passed.
     """
     plans = [model.cache_plan() for model in _cached(target, drafter)]
+    if not plans:
+        return None
     per_token = sum(plan["bytes_per_token"] for plan in plans)
     context = None if target.max_length is None else per_token * target.max_length
     bounds = [plan["max_bytes"] for plan in plans]
@@ -174,7 +184,7 @@ def load_drafter(
     model: str | Path,
     tokenizer: TextTokenizer,
     place: Placement,
-    target: Callable[[], HuggingFaceTarget],
+    target: Callable[[], LoadedTarget],
 ) -> Drafter:
     """The drafter of a spec string; `target` gives the target, loaded where it is not yet.
 
@@ -195,7 +205,13 @@ def load_drafter(
             warn_of_templates(own, tokenizer)
             return ModelDrafter(place.load(folder))
         if spec.kind == "int8":
-            return ModelDrafter(quantised(target()), name="int8")
+            own_weights = target()
+            if not isinstance(own_weights, HuggingFaceTarget):
+                raise UnsupportedModel(
+                    "drafter='int8' needs weights of linear layers alone, and the target has "
+                    "recurrent state; use drafter='ngram'"
+                )
+            return ModelDrafter(quantised(own_weights), name="int8")
         without_model: dict[str, Callable[[], Drafter]] = {
             "none": NoDrafter,
             "suffix": options.suffix.drafter,

@@ -104,8 +104,8 @@ class BridgedModel(Target):
         self._lengths: dict[int, int] = {}
         self._staged: dict[int, list[int]] = {}
 
-    def open(self, reserve: int) -> int:
-        """Return a handle of the draft model."""
+    def open(self, reserve: int, prefix: Sequence[int] = ()) -> int:
+        """Return a handle of the draft model; nothing is known of a prefix."""
         seq = self.model.open(reserve)
         self._lengths[seq], self._staged[seq] = 0, []
         return seq

@@ -8,23 +8,16 @@ over the same blocks; what cannot be rolled back is refused by name.
 from __future__ import annotations
 
 import inspect
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-)
-from transformers.utils import logging
+from transformers import PreTrainedModel
 
 from outrider.cache import BLOCK_SLOTS, CacheManager
-from outrider.errors import InvalidConfig, ModelError, TokenOutOfRange, UnsupportedModel
+from outrider.errors import InvalidConfig, TokenOutOfRange, UnsupportedModel
 from outrider.models.adopting import as_it_was_if_refused, restore_layers
 from outrider.models.attention_cpu import attend_cpu
 from outrider.models.attention_op import Body
@@ -47,6 +40,7 @@ from outrider.models.capability import (
 from outrider.models.context import context_of
 from outrider.models.device import pick_device
 from outrider.models.doors import Door
+from outrider.models.folder import auto_class, model_folder, no_progress_bar, unreadable
 from outrider.models.packing import PackedLinear, arrange_linears, restore_linears
 from outrider.models.plan import Plan, make_plan
 from outrider.models.recurrent import RecurrentTarget
@@ -145,9 +139,9 @@ class HuggingFaceTarget(Target):
         """
         folder = model_folder(path)
         device = pick_device("cpu" if device is None else device)
-        known_as = _auto_class(folder)
+        known_as = auto_class(folder)
         try:
-            with _no_progress_bar():
+            with no_progress_bar():
                 model: PreTrainedModel = known_as.from_pretrained(
                     folder, dtype=dtype or default_dtype(device), local_files_only=True
                 )
@@ -428,73 +422,6 @@ def refuse_cache_bytes(cache_bytes: int | None, family: str) -> None:
             f"cache_bytes={cache_bytes} bounds blocks of cached tokens, and the {family} model "
             "keeps recurrent state in a cache of its own; bound it with max_texts"
         )
-
-
-def model_folder(path: str | Path) -> Path:
-    """The folder at `path`, if it can be a model's.
-
-    Raises:
-        ModelError: no folder, or one without a configuration.
-    """
-    folder = Path(path).expanduser()
-    if not (folder / "config.json").is_file():
-        raise ModelError(
-            f"{str(path)!r} is no model folder: it has no config.json; "
-            "give a folder saved by save_pretrained"
-        )
-    return folder
-
-
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """Keep transformers from drawing its own bar on the terminal."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
-def unreadable(folder: Path, error: Exception) -> ModelError:
-    """Return the typed error for a folder that transformers could not load."""
-    family = _saved_config(folder).get("model_type")
-    known = (*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
-    if family is not None and family not in known:
-        return UnsupportedModel(
-            f"the model in {str(folder)!r} is of type {family!r}, which transformers does not know "
-            "as a causal language model (a model's own code is not run); give a decoder-only model"
-        )
-    reason = str(error).strip().splitlines() or [type(error).__name__]
-    return ModelError(
-        f"the model in {str(folder)!r} cannot be loaded: {reason[0]}; "
-        "save it again with save_pretrained"
-    )
-
-
-def _auto_class(folder: Path) -> Any:
-    saved = _saved_config(folder)
-    family = saved.get("model_type")
-    # Of some of these transformers would load the decoder alone, which is no language model.
-    if saved.get("is_encoder_decoder"):
-        raise UnsupportedModel(
-            f"the {family} model in {str(folder)!r} cannot be a target: it is an encoder-decoder; "
-            "only decoder-only language models can be a target"
-        )
-    if family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        return AutoModelForCausalLM
-    # The language model of an image-text model is used with its text alone.
-    pictures = family in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-    return AutoModelForImageTextToText if pictures else AutoModelForCausalLM
-
-
-def _saved_config(folder: Path) -> dict[str, Any]:
-    try:
-        saved = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return saved if isinstance(saved, dict) else {}
 
 
 def default_dtype(device: torch.device) -> torch.dtype:

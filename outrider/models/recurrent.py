@@ -98,7 +98,7 @@ class RecurrentTarget(Target):
         if self.strict:
             check_bits(self)
 
-    def open(self, reserve: int) -> int:
+    def open(self, reserve: int, prefix: Sequence[int] = ()) -> int:
         """Return the handle of a new empty sequence; its cache grows as it is read."""
         self._next += 1
         self._sequences[self._next] = SequenceState(self.make_cache)
