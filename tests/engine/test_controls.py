@@ -18,6 +18,7 @@ from outrider import SamplingParams, SpeculativeDecoder, SpeculativeDecoderConfi
 from outrider.drafters import ModelDrafter, NgramDrafter, NoDrafter
 from outrider.engine import Emitter, Engine, Requests
 from outrider.engine.places import Places
+from outrider.engine.settings import tree_budget
 from outrider.errors import InvalidConfig, ModelError, NonFinite, TokenOutOfRange
 from outrider.models.protocol import ProtocolTarget
 from outrider.models.tabular import MarkovModel
@@ -72,10 +73,9 @@ def test_the_tokens_are_those_of_plain_decoding(given: dict[str, Any], kind: str
     given = given | ({"temperature": 0} if kind == "greedy" else {"seed": 7})
     plain = decoder(None, given).generate_batch(PREFIXES, length)
     accepted = 0
-    for draft in ("model", NgramDrafter(1, 2)):
-        drafted = decoder(draft, given)
+    for draft, width in (("model", 1), ("model", 3), (NgramDrafter(1, 2), 1)):
+        drafted = decoder(draft, given, width=width)
         assert drafted.generate_batch(PREFIXES, length) == plain
-        assert drafted.generate(PREFIXES[1], length) == plain[1]
         accepted += drafted.metrics.accepted
     assert accepted > 0
 
@@ -94,7 +94,8 @@ def texts(
     draft: Any, given: dict[str, Any], rule: str, count: int, length: int
 ) -> list[tuple[int, ...]]:
     """The first tokens of `count` texts, each with its own seed."""
-    engine = Engine(ProtocolTarget(TARGET), draft, Emitter(None), max_texts=500)
+    trees = tree_budget(3, 3) if "traversal" in rule else None
+    engine = Engine(ProtocolTarget(TARGET), draft, Emitter(None), max_texts=500, trees=trees)
     requests = Requests(engine, depth=3, end_tokens=frozenset({END}))
     asked = [
         Request((1, 2), SamplingParams(seed=s, max_tokens=length, **given), rule=rule)
@@ -121,6 +122,8 @@ def test_rows_blind_to_their_path_give_other_tokens(
     assert texts(drafter(), EACH[name], "coupled", 60, 8) != plain
 
 
+RULES = ["block", "token", "hybrid-traversal"]
+"""In law; the last on trees."""
 LAWS = [COMBINATIONS[i] for i in (0, 3, 4, 14, 16, 17)]
 
 
@@ -161,18 +164,18 @@ def chi_square(counts: Counter[tuple[int, ...]], law: dict[tuple[int, ...], floa
 
 @pytest.mark.parametrize("given", LAWS, ids=range(len(LAWS)))
 def test_the_law_is_that_of_plain_decoding(given: dict[str, Any]) -> None:
-    rule = "block" if LAWS.index(given) % 2 else "token"
+    rule = RULES[LAWS.index(given) % 3]
     assert chi_square(samples(given, rule, 400), due(given)) < 4.5
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["block", "token"])
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("given", LAWS, ids=range(len(LAWS)))
 def test_the_law_is_that_of_plain_decoding_at_full_counts(given: dict[str, Any], rule: str) -> None:
     assert chi_square(samples(given, rule, 20_000), due(given)) < 4.5
 
 
-@pytest.mark.parametrize("rule", ["block", "token"])
+@pytest.mark.parametrize("rule", RULES)
 def test_rows_blind_to_their_path_have_another_law(
     rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

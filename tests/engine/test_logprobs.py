@@ -11,6 +11,7 @@ import torch
 from outrider import LLM, Completion, SamplingParams
 from outrider.drafters import Drafter, ModelDrafter, NgramDrafter, NoDrafter
 from outrider.engine import Emitter, Engine, Requests, logprobs
+from outrider.engine.settings import tree_budget
 from outrider.models.protocol import ProtocolTarget
 from outrider.types import Request, TokenLogprob
 from tests.engine.control_rows import EACH, END, VOCAB, law_after
@@ -30,8 +31,9 @@ def drafter() -> ModelDrafter:
     return ModelDrafter(ProtocolTarget(DRAFT))
 
 
-def made(draft: Drafter, rule: str | None = None, **given: Any) -> list[Completion]:
-    engine = Engine(ProtocolTarget(TARGET), draft, Emitter(None))
+def made(draft: Drafter, rule: str | None = None, width: int = 1, **given: Any) -> list[Completion]:
+    trees = tree_budget(3, width)
+    engine = Engine(ProtocolTarget(TARGET), draft, Emitter(None), trees=trees)
     requests = Requests(engine, depth=3, end_tokens=frozenset({END}))
     params = SamplingParams(max_tokens=12, **given)
     return requests.complete(
@@ -50,16 +52,17 @@ def test_they_are_those_of_plain_decoding(kind: str, mode: str) -> None:
     """Two samples of ragged prompts; float64 rows of a table are the same whoever drafts."""
     given = KINDS[kind] | {"logprobs": 3, "logprobs_mode": mode}
     plain = told(made(NoDrafter(), **given))
-    for draft in (drafter(), NgramDrafter(1, 2)):
-        assert told(made(draft, **given)) == plain
+    for draft, width in ((drafter(), 1), (drafter(), 3), (NgramDrafter(1, 2), 1)):
+        assert told(made(draft, width=width, **given)) == plain
 
 
-@pytest.mark.parametrize("rule", ["block", "token", "coupled", "match"])
+@pytest.mark.parametrize("rule", ["block", "token", "coupled", "match", "hybrid-traversal"])
 @pytest.mark.parametrize("kind", ["coupled", "controlled"])
 def test_they_are_the_targets_at_the_tokens_parent(kind: str, rule: str) -> None:
     given = KINDS[kind]
     for mode in ("raw", "processed"):
-        done = made(drafter(), rule, **given, logprobs=VOCAB, logprobs_mode=mode)
+        width = 3 if rule in ("match", "hybrid-traversal") else 1
+        done = made(drafter(), rule, width, **given, logprobs=VOCAB, logprobs_mode=mode)
         assert any("draft" in one.sources for one in done)
         for i, one in enumerate(done):
             prompt = list(PROMPTS[i // 2])
