@@ -145,8 +145,8 @@ def test_what_cannot_be_honoured_is_named(told: dict, model) -> None:
     "told",
     [
         {"repetition_penalty": 1.6},
-        {"no_repeat_ngram_size": 2},
-        {"bad_words_ids": [[3], [5, 6]]},
+        {"no_repeat_ngram_size": 1},
+        {"bad_words_ids": [[72], [12, 59]]},
         {"prefix_allowed_tokens_fn": lambda batch, ids: [1, 4, 7 + len(ids) % 3]},
         {"sequence_bias": {(4,): 3.0}},
     ],

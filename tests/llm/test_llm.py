@@ -124,7 +124,7 @@ def test_bad_requests_are_named(spec: LLM) -> None:
     ("options", "error", "message"),
     [
         ({"drafter": "ngrm"}, InvalidConfig, "did you mean 'ngram'"),
-        ({"drafter": "draft:"}, InvalidConfig, "needs it"),
+        ({"drafter": "draft:"}, InvalidConfig, "take a folder"),
         ({"k": 0}, InvalidConfig, "k=0"),
         ({"rules": "block"}, InvalidConfig, "did you mean 'rule'"),
         ({"dtype": "float33"}, InvalidConfig, "dtypes are"),
