@@ -35,8 +35,7 @@ def drafts(model, **config) -> SpeculativeDecoder:
     return SpeculativeDecoder(ProtocolTarget(model), WIDE, made)
 
 
-@pytest.mark.parametrize("share", [0.1, 0.9])
-@pytest.mark.parametrize(("width", "nodes"), [(2, None), (3, 5), (4, 16)])
+@pytest.mark.parametrize(("share", "width", "nodes"), [(0.1, 2, None), (0.9, 3, 5), (0.5, 4, 16)])
 def test_greedy_and_seeded_texts_are_those_of_plain_decoding(share, width, nodes) -> None:
     draft = blurred(WIDE, 2, share)
     greedy = SamplingParams(temperature=0.0)

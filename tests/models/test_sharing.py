@@ -115,7 +115,11 @@ def test_a_long_prompts_samples_join_as_soon_as_they_can_share() -> None:
         assert target.rows < 640 + 3 * 64 + 40
 
 
-def test_texts_with_a_common_beginning_come_out_as_alone_under_a_tight_bound() -> None:
+@pytest.mark.parametrize(
+    "blocks",
+    [6, pytest.param(12, marks=pytest.mark.slow), pytest.param(30, marks=pytest.mark.slow)],
+)
+def test_texts_with_a_common_beginning_come_out_as_alone_under_a_tight_bound(blocks: int) -> None:
     alone = HuggingFaceTarget(random_model("llama"), share_prefixes=False)
     params = [
         SamplingParams(max_tokens=30, seed=i, temperature=0.0 if i % 2 else 1.0) for i in range(10)
@@ -123,15 +127,14 @@ def test_texts_with_a_common_beginning_come_out_as_alone_under_a_tight_bound() -
     several = [Request(tuple(PROMPTS[i % 5]), params[i]) for i in range(10)]
     wanted = [served(alone).complete([request])[0].token_ids for request in several]
     block = HuggingFaceTarget(random_model("llama")).block_bytes
-    for blocks in (6, 12, 30):
-        target = Counted(random_model("llama"), cache_bytes=blocks * block)
-        draft = HuggingFaceTarget(random_model("llama", seed=1), cache_bytes=blocks * block)
-        for _ in range(2):
-            done = served(target, ModelDrafter(draft), chunk=64).complete(several)
-            assert [one.token_ids for one in done] == wanted, blocks
-            assert target._cache.cache_bytes <= blocks * block
-        cache = target._cache
-        assert cache.num_free_blocks + cache.num_idle_blocks == cache.num_blocks
+    target = Counted(random_model("llama"), cache_bytes=blocks * block)
+    draft = HuggingFaceTarget(random_model("llama", seed=1), cache_bytes=blocks * block)
+    for _ in range(2):
+        done = served(target, ModelDrafter(draft), chunk=64).complete(several)
+        assert [one.token_ids for one in done] == wanted, blocks
+        assert target._cache.cache_bytes <= blocks * block
+    cache = target._cache
+    assert cache.num_free_blocks + cache.num_idle_blocks == cache.num_blocks
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
