@@ -77,6 +77,8 @@ class Engine:
     def step(self) -> None:
         """One round of every active text; one with a long prompt reads a chunk of it instead."""
         with self._lock, torch.inference_mode():
+            # An interrupt may have come between a text's end and its release.
+            self._release_finished()
             for group in self._admit():
                 if any(text.handle is None for text in group.texts):
                     # One was sent back to the queue meanwhile; the next step groups anew.
