@@ -103,6 +103,25 @@ class CombinedDrafter(Drafter):
             if drafter.wants_rows:
                 drafter.observe(text, tokens, logits_nV)
 
+    def expect(self, num_prompt: int) -> None:
+        """Asks all of them."""
+        for drafter in self.drafters:
+            drafter.expect(num_prompt)
+
+    def unread(self, text: Sequence) -> int:
+        """What the one with the most to read has left."""
+        return max(drafter.unread(text) for drafter in self.drafters)
+
+    def read(self, text: Sequence, rows: int) -> None:
+        """Each reads as many tokens."""
+        for drafter in self.drafters:
+            drafter.read(text, rows)
+
+    def target_changed(self) -> None:
+        """Tells all of them."""
+        for drafter in self.drafters:
+            drafter.target_changed()
+
     def commit(self, text: Sequence, accepted: int) -> None:
         """Tells all of them."""
         for drafter in self.drafters:

@@ -55,7 +55,8 @@ class ModelDrafter(Drafter):
         self._width = vocab_size
         self._last = model.vocab_size - 1
         self._handles: dict[int, int] = {}
-        self._trees: dict[int, list[Node]] = {}
+        # What was read of each text's draft this round, in the order of the staged rows.
+        self._drafted: dict[int, list[Node]] = {}
         self._warned = False
 
     def expect(self, num_prompt: int) -> None:
@@ -93,6 +94,8 @@ class ModelDrafter(Drafter):
         ]
         members = [b for b, depth in enumerate(depths) if depth > 0]
         pending = [self._pending(texts[b]) for b in members]
+        for b in members:
+            self._drafted[texts[b].key] = []
         if draws.trees is not None and self.model.scores_trees and members:
             return self._grown(texts, depths, draws, pending)
         for index in range(max(depths, default=0)):
@@ -102,8 +105,10 @@ class ModelDrafter(Drafter):
             if not members:
                 break
             handles = [self._handles[texts[b].key] for b in members]
-            logits = self._read(handles, pending)
-            logits = logits[:, : self._width]
+            logits = self._read(handles, pending)[:, : self._width]
+            if index > 0:
+                for b, (token,) in zip(members, pending, strict=True):
+                    self._drafted[texts[b].key].append(Node(b, token, index - 1))
             tokens = draws.sample(logits, members, index)
             pending = [[token] for token in tokens]
             for b, sure in zip(members, self._sure(logits, tokens), strict=True):
@@ -126,7 +131,7 @@ class ModelDrafter(Drafter):
             for b, tokens in zip(members, pending, strict=True)
         }
         above = {b: len(own) for b, own in masks.items()}
-        trees = {b: self._trees.setdefault(texts[b].key, []) for b in members}
+        trees = {b: self._drafted[texts[b].key] for b in members}
         flat = torch.tensor([mask for own in masks.values() for mask in own])
         roots_nV = self._read(list(handles.values()), pending, flat)
 
@@ -193,26 +198,22 @@ class ModelDrafter(Drafter):
         handle = self._handles.get(text.key)
         if handle is None:
             return
-        length = self.model.length(handle)
-        tree = self._trees.pop(text.key, None)
-        if tree is None:
-            read = length + self.model.num_staged(handle)
-            self.model.commit(handle, min(read, len(text.tokens) - 1) - length)
-        else:
-            above = self.model.num_staged(handle) - len(tree)
-            path = _path(tree, text.tokens[length + above : -1])
-            self.model.commit(handle, [*range(above), *(above + row for row in path)])
+        drafted = self._drafted.pop(text.key, [])
+        above = self.model.num_staged(handle) - len(drafted)
+        tokens = text.tokens[self.model.length(handle) + above : -1]
+        rows = [*range(above), *(above + row for row in _path(drafted, tokens))]
+        self.model.commit(handle, len(rows) if rows == list(range(len(rows))) else rows)
 
     def discard(self, text: Sequence) -> None:
         """Forgets the round's rows."""
-        self._trees.pop(text.key, None)
+        self._drafted.pop(text.key, None)
         handle = self._handles.get(text.key)
         if handle is not None:
             self.model.discard(handle)
 
     def close(self, text: Sequence) -> None:
         """Gives the text's cache back."""
-        self._trees.pop(text.key, None)
+        self._drafted.pop(text.key, None)
         handle = self._handles.pop(text.key, None)
         if handle is not None:
             self.model.close(handle)
@@ -223,12 +224,12 @@ def _signed(mask: int) -> int:
     return mask if mask < 1 << 63 else mask - (1 << 64)
 
 
-def _path(tree: Sequenced[Node], tokens: Sequenced[int]) -> list[int]:
-    """The rows read of a tree that the text goes on with, as far as there are any.
+def _path(drafted: Sequenced[Node], tokens: Sequenced[int]) -> list[int]:
+    """The rows read of a draft that the text goes on with, as far as there are any.
 
     Where siblings bear one token either's row will do: what it has seen is the same.
     """
-    numbers = {(node.parent, node.token): i + 1 for i, node in enumerate(tree)}
+    numbers = {(node.parent, node.token): i + 1 for i, node in enumerate(drafted)}
     at, rows = 0, list[int]()
     for token in tokens:
         at = numbers.get((at, token), 0)

@@ -155,7 +155,8 @@ class Engine:
                 if piece:
                     self.target.read(text.handle, piece)
         except Exception as error:
-            self._give_way(group, error) if out_of_memory(error) else self._fail(group, error)
+            give_up = self._give_way if out_of_memory(error) else self._fail
+            give_up(group, error)
             return
         try:
             with self._all_or_nothing(group):
@@ -296,8 +297,10 @@ class Engine:
         with self._lock:
             for text in self._scheduler.withdraw():
                 self.drafter.close(text)
-            yield
-            self.drafter.target_changed()
+            try:
+                yield
+            finally:
+                self.drafter.target_changed()
 
     def cancel(self, text: Sequence) -> None:
         """Takes a text out, finished or not; safe to call twice."""

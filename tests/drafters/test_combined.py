@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from outrider import SamplingParams
 from outrider.decoding import Draft, Kind, Law
 from outrider.drafters import (
     CombinedDrafter,
@@ -15,9 +16,12 @@ from outrider.drafters import (
     ProtocolDrafter,
     SuffixDrafter,
 )
+from outrider.engine import Emitter, Engine, Requests
 from outrider.errors import InvalidConfig
 from outrider.models.protocol import ProtocolTarget
+from outrider.sequence import Sequence
 from outrider.tree import TokenTree, TreeBudget
+from outrider.types import Request
 from tests.drafters.test_suffix import Draws, text
 from tests.engine.test_law import TARGET as LAW_TARGET
 from tests.engine.test_law import Liar, chi_square, samples
@@ -164,3 +168,58 @@ def test_specs_of_several_are_read() -> None:
 def test_metrics_name_all_of_them() -> None:
     both = CombinedDrafter([SuffixDrafter(), NgramDrafter()])
     assert both.name == "suffix+ngram" and both.certain and not both.trusted
+
+
+def test_a_draft_model_keeps_what_the_text_went_on_with() -> None:
+    """Beside others' nodes its own chain may be left: the cache follows the text all the same."""
+    draft = ProtocolTarget(blurred(LAW_TARGET, 5, 0.5))
+    draft.scores_trees = False
+    model = ModelDrafter(draft)
+    engine = Engine(
+        ProtocolTarget(LAW_TARGET),
+        CombinedDrafter([SuffixDrafter(min_prob=0.0), model]),
+        Emitter(None),
+        trees=TreeBudget(3, 12),
+    )
+    requests = Requests(engine, depth=4, end_tokens=frozenset())
+    params = SamplingParams(max_tokens=60, seed=3)
+    with requests.running([Request((1, 2, 1, 2, 1), params, rule="recursive")]) as (text,):
+        others = 0
+        while not text.finished:
+            before = text.num_output
+            engine.step()
+            handle = model._handles.get(text.key)
+            if handle is None:
+                continue
+            committed = draft._texts[handle].committed
+            assert committed == text.tokens[: len(committed)]
+            others += len(committed) < len(text.tokens) - 1 and text.num_output > before + 1
+        assert others, "never was another's node kept: the case is not met"
+
+
+def test_its_parts_are_asked_and_told_what_it_is() -> None:
+    told: list[tuple[str, object]] = []
+
+    class Told(NgramDrafter):
+        def expect(self, num_prompt: int) -> None:
+            told.append(("expect", num_prompt))
+
+        def unread(self, text: Sequence) -> int:
+            return 7
+
+        def read(self, text: Sequence, rows: int) -> None:
+            told.append(("read", rows))
+
+        def target_changed(self) -> None:
+            told.append(("target_changed", None))
+
+    both = CombinedDrafter([SuffixDrafter(), Told()])
+    requests = Requests(
+        Engine(ProtocolTarget(LAW_TARGET), both, Emitter(None)), depth=2, end_tokens=frozenset()
+    )
+    text = requests.text(Request((1,), SamplingParams(max_tokens=2)))
+    assert both.unread(text) == 7
+    both.read(text, 5)
+    both.expect(9)
+    both.target_changed()
+    assert told[-3:] == [("read", 5), ("expect", 9), ("target_changed", None)]
