@@ -24,7 +24,8 @@ Drafter = Annotated[
         "--drafter",
         "-d",
         metavar="SPEC",
-        help="Who guesses: auto, none, draft, draft:PATH, ngram, suffix, recycle, int8, or a+b.",
+        help="Who guesses: auto, none, draft, draft:PATH, bridge:PATH, ngram, suffix, recycle, "
+        "int8, or a+b.",
     ),
 ]
 Depth = Annotated[

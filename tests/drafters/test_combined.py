@@ -184,7 +184,7 @@ def test_a_draft_model_keeps_what_the_text_went_on_with() -> None:
     requests = Requests(engine, depth=4, end_tokens=frozenset())
     params = SamplingParams(max_tokens=60, seed=3)
     with requests.running([Request((1, 2, 1, 2, 1), params, rule="recursive")]) as (text,):
-        others = 0
+        others = kept = 0
         while not text.finished:
             before = text.num_output
             engine.step()
@@ -193,8 +193,10 @@ def test_a_draft_model_keeps_what_the_text_went_on_with() -> None:
                 continue
             committed = draft._texts[handle].committed
             assert committed == text.tokens[: len(committed)]
+            kept += len(committed) > before + 5
             others += len(committed) < len(text.tokens) - 1 and text.num_output > before + 1
         assert others, "never was another's node kept: the case is not met"
+        assert kept, "what was read of an own node that stayed is read again"
 
 
 def test_its_parts_are_asked_and_told_what_it_is() -> None:

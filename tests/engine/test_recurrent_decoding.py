@@ -23,15 +23,20 @@ PREFIXES = [random_tokens(n, n).tolist() for n in (1, 7, 40, 3, LONG)]
 WAYS = {"greedy": {"temperature": 0.0}, "coupled": {"rule": "coupled"}}
 CASES = [
     ("lfm2", "ngram", "greedy"),
-    ("lfm2", "ngram", "coupled"),
-    ("lfm2", "model", "greedy"),
     ("lfm2", "model", "coupled"),
     ("mamba2", "ngram", "greedy"),
-    ("mamba2", "model", "coupled"),
     ("bamba", "ngram", "coupled"),
-    ("bamba", "model", "greedy"),
     ("qwen3_next", "ngram", "greedy"),
-    ("qwen3_next", "model", "coupled"),
+    *(
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in (
+            ("lfm2", "ngram", "coupled"),
+            ("lfm2", "model", "greedy"),
+            ("mamba2", "model", "coupled"),
+            ("bamba", "model", "greedy"),
+            ("qwen3_next", "model", "coupled"),
+        )
+    ),
 ]
 
 single = pytest.fixture(scope="module", autouse=True)(one_thread)

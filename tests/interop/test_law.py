@@ -13,7 +13,7 @@ import outrider
 from outrider import DraftProposal
 from tests.interop.tiny import near, padded, tiny
 
-VOCAB, SAMPLES = 12, 5_000
+VOCAB, SAMPLES = 12, 3_000
 CONTROLS = {"temperature": 0.8, "top_k": 9, "top_p": 0.97, "min_p": 0.01}
 IDS = torch.tensor([[3, 5]])
 

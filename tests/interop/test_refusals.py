@@ -201,6 +201,8 @@ def test_processors_of_ones_own_are_read_or_named(model) -> None:
     assert torch.equal(ask(Mine()), plain)
     with pytest.raises(InvalidConfig, match="another law"):
         ask(TopPLogitsWarper(0.9), do_sample=True, temperature=0.7, top_k=0)
+    with pytest.raises(InvalidConfig, match="another law"):
+        ask(TopKLogitsWarper(3), Mine(), do_sample=True, top_k=0)
     with pytest.raises(InvalidConfig, match="min_tokens_to_keep=2"):
         ask(TopPLogitsWarper(0.9, min_tokens_to_keep=2), do_sample=True, top_k=0)
     with pytest.raises(InvalidConfig, match="ends at"):

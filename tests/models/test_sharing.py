@@ -122,7 +122,7 @@ def test_a_long_prompts_samples_join_as_soon_as_they_can_share() -> None:
 def test_texts_with_a_common_beginning_come_out_as_alone_under_a_tight_bound(blocks: int) -> None:
     alone = HuggingFaceTarget(random_model("llama"), share_prefixes=False)
     params = [
-        SamplingParams(max_tokens=30, seed=i, temperature=0.0 if i % 2 else 1.0) for i in range(10)
+        SamplingParams(max_tokens=15, seed=i, temperature=0.0 if i % 2 else 1.0) for i in range(10)
     ]
     several = [Request(tuple(PROMPTS[i % 5]), params[i]) for i in range(10)]
     wanted = [served(alone).complete([request])[0].token_ids for request in several]
