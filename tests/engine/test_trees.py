@@ -17,6 +17,7 @@ from outrider.decoding.draw import Draws
 from outrider.decoding.laws import Law
 from outrider.drafters import Drafter, ModelDrafter
 from outrider.engine import Emitter, Engine, Requests, group
+from outrider.engine.places import Places
 from outrider.errors import InvalidConfig, UnsupportedModel
 from outrider.models.protocol import ProtocolTarget
 from outrider.tree import TreeBudget
@@ -100,6 +101,51 @@ class Liar(ModelDrafter):
         return replace(draft, law=Law.dense(flat))
 
 
+class Kept(ModelDrafter):
+    """Keeps its drafts, beside the texts they were made for."""
+
+    def __init__(self, model) -> None:
+        super().__init__(model)
+        self.drafts = []
+
+    def propose(self, texts, depths, draws):
+        draft = super().propose(texts, depths, draws)
+        self.drafts.append(([tuple(text.tokens) for text in texts], list(depths), draft))
+        return draft
+
+
+@pytest.mark.parametrize("rule", ["recursive", "hybrid", "gbv", "token"])
+def test_the_law_told_is_the_law_each_node_was_drawn_from(rule: str) -> None:
+    model = blurred(WIDE, 2, 0.5)
+    drafter = Kept(ProtocolTarget(model))
+    trees = None if rule == "token" else TreeBudget(2, 10)
+    engine = Engine(ProtocolTarget(WIDE), drafter, Emitter(None), trees=trees)
+    requests = Requests(engine, depth=3, end_tokens=frozenset())
+    requests.complete(
+        [
+            Request(tuple(prefix), SamplingParams(max_tokens=4 + 3 * i, seed=i), rule=rule)
+            for i, prefix in enumerate(PREFIXES)
+        ]
+    )
+    seen = set()
+    for texts, depths, draft in drafter.drafts:
+        assert draft.law is not None
+        rows_BN, kinds_BN = draft.law_rows(), draft.node_kinds()
+        places = Places.of(draft.tree)
+        levels = draft.tree.depths()
+        paths = iter(places.paths)
+        for b, (text, depth) in enumerate(zip(texts, depths, strict=True)):
+            own = [next(paths) for _ in range(int(draft.tree.counts_B[b]) + 1)]
+            for j in range(int(draft.tree.counts_B[b])):
+                assert levels[b, j + 1] <= depth
+                before = own[int(draft.tree.parents_BN[b, j])]
+                due = torch.from_numpy(model.law([*text, *before]))
+                law = draft.law.probs[int(rows_BN[b, j])]
+                torch.testing.assert_close(law, due, rtol=0, atol=1e-12)
+                seen.add((Kind(int(kinds_BN[b, j])), depth, len(before)))
+    assert len({depth for _, depth, _ in seen}) > 1 and max(n for *_, n in seen) >= 1
+
+
 def samples(drafter: Drafter, rule: str, count: int, trees: TreeBudget) -> Counter[tuple[int, ...]]:
     engine = Engine(ProtocolTarget(TARGET), drafter, Emitter(None), max_texts=500, trees=trees)
     requests = Requests(engine, depth=3, end_tokens=frozenset())
@@ -177,6 +223,8 @@ def test_trees_are_refused_where_they_cannot_be() -> None:
         SpeculativeDecoderConfig(nodes=4)
     with pytest.raises(InvalidConfig, match="nodes"):
         SpeculativeDecoderConfig(width=2, nodes=64)
+    with pytest.raises(InvalidConfig, match="room for 56"):
+        SpeculativeDecoderConfig(k=9, width=8)
     target = ProtocolTarget(WIDE)
     target.scores_trees = False
     with pytest.raises(UnsupportedModel, match="chains"):

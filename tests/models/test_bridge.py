@@ -128,6 +128,13 @@ def test_only_shared_tokens_are_drafted(stranger: Path) -> None:
     assert logits.shape == (3, 4096)
     finite = logits.isfinite().all(0).nonzero().flatten().tolist()
     assert finite == sorted(shared)
+    spelled = [model.dictionary.pieces[token] for token in (shared[0], long, shared[1])]
+    own = model.model.open(64)
+    flat = torch.tensor([token for piece in spelled for token in piece])
+    rows = model.model.score(Rows((own,), (len(flat),), flat))
+    ends = torch.tensor([len(piece) for piece in spelled]).cumsum(0) - 1
+    theirs = rows[ends][:, model.dictionary.draft_ids]
+    torch.testing.assert_close(logits[:, shared], theirs, rtol=0, atol=1e-5)
     assert (model.length(seq), model.num_staged(seq)) == (0, 3)
     model.commit(seq, 2)
     assert model.length(seq) == 2
