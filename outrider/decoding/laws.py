@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -153,9 +154,8 @@ def weighed(scores_RV: Float[Tensor, "R V"]) -> tuple[Tensor, Tensor]:
     scale, which saves a pass over them; what a row becomes depends on no other row.
     """
     top_R1 = scores_RV.amax(-1, keepdim=True)
-    extreme_R1 = top_R1.abs() > _MODERATE
-    if not host.reads_free(scores_RV.device) or extreme_R1.any():
-        scores_RV = scores_RV - torch.where(extreme_R1, top_R1, 0.0)
+    if not (host.reads_free(scores_RV.device) and (np.abs(top_R1.numpy()) <= _MODERATE).all()):
+        scores_RV = scores_RV - torch.where(top_R1.abs() <= _MODERATE, 0.0, top_R1)
     weights_RV = torch.exp(scores_RV)
     return weights_RV, weights_RV.sum(-1, keepdim=True)
 

@@ -19,7 +19,7 @@ from outrider.decoding import (
     Verdict,
     theory,
 )
-from outrider.decoding.rules import base
+from outrider.decoding.rules import base, leftover
 from outrider.decoding.rules.base import Rule, Sifted
 from outrider.decoding.rules.block import BlockRule
 from outrider.decoding.rules.token import TokenRule
@@ -57,7 +57,7 @@ def test_production_is_the_reference_path_by_path(rule: str, dtype: torch.dtype,
 class _NotScaled(BlockRule):
     def sift(self, draft: Draft, target: TargetRows, tests_BK: torch.Tensor) -> Sifted:
         kept = super().sift(draft, target, tests_BK).num_accepted_B
-        return base.left_over(draft, target, kept, None)
+        return leftover.left_over(draft, target, kept, None)
 
 
 class _FirstToFail(BlockRule):

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from outrider import noise
-from outrider.decoding import host
 from outrider.decoding.children import Drawing, WithReplacement
 from outrider.decoding.draft import Draft, Kind, RoundNoise, Verdict
 from outrider.decoding.laws import Law
@@ -175,7 +174,7 @@ def chain_probs(draft: Draft, target: TargetRows) -> tuple[Tensor, Tensor]:
 def chain_draft_probs(draft: Draft) -> Tensor:
     """q of every drafted token of chains, `[B, K]` float64; padding has any numbers."""
     tokens_BK = draft.tree.tokens_BN
-    if _all_certain(draft):
+    if all_certain(draft):
         return torch.ones_like(tokens_BK, dtype=torch.float64)
     assert draft.law is not None
     law = draft.law if draft.law_rows_BN is None else draft.law.select(draft.law_rows().flatten())
@@ -183,98 +182,6 @@ def chain_draft_probs(draft: Draft) -> Tensor:
     if Kind.POINT in draft.kinds:
         return q_BK.masked_fill(draft.node_kinds() == Kind.POINT, 1.0)
     return q_BK
-
-
-def left_over(
-    draft: Draft, target: TargetRows, num_accepted_B: Tensor, b_BT: Tensor | None
-) -> Sifted:
-    """The target's row after the kept tokens, less the draft's law where a token was refused."""
-    at_B = first_rows(target) + num_accepted_B
-    depth = draft.tree.num_nodes
-    if depth == 0 or len(at_B) == 0:
-        return Sifted(num_accepted_B, target.probs(at_B))
-    weights_BV: Tensor | None = None
-    texts_B = torch.arange(len(at_B), device=at_B.device)
-    for part in target.parts(len(at_B)):
-        rows_nV = target.probs(at_B[part])
-        b_n = None if b_BT is None else b_BT[texts_B[part], num_accepted_B[part]]
-        left_nV = left_of(draft, texts_B[part], num_accepted_B[part], rows_nV, b_n)
-        if weights_BV is None:
-            weights_BV = left_nV.new_empty(len(at_B), left_nV.shape[1])
-        weights_BV[part] = left_nV
-    assert weights_BV is not None
-    return Sifted(num_accepted_B, weights_BV)
-
-
-def left_of(
-    draft: Draft, texts_n: Tensor, kept_n: Tensor, rows_nV: Tensor, b_n: Tensor | None
-) -> Tensor:
-    """What a target's row leaves of itself in texts that kept so many tokens of their chains."""
-    depth = draft.tree.num_nodes
-    refused_n = kept_n < draft.tree.counts_B[texts_n]
-    on_host = host.reads_free(rows_nV.device)
-    if on_host and not refused_n.any():
-        return rows_nV.to(_dtype_beside(draft, rows_nV.dtype))
-    # Where nothing was refused any place of the text will do.
-    places_n = texts_n * depth + kept_n.clamp(max=depth - 1)
-    left_nV = excess(draft, places_n, rows_nV, b_n)
-    # No mass is left only where rounding refused a token of equal laws.
-    open_n = (left_nV.sum(-1) > 0) & refused_n
-    if on_host and open_n.all():
-        return left_nV
-    return torch.where(open_n[:, None], left_nV, rows_nV)
-
-
-def excess_mass(
-    draft: Draft, target: TargetRows, at_n: Tensor, places_n: Tensor, scale_n: Tensor
-) -> Tensor:
-    """`sum max(0, scale * p - q)` at flat rows and flat places of tokens of chains, float64."""
-    if draft.law is not None and Kind.POINT not in draft.kinds:
-        return target.excess_mass(at_n, scale_n, draft.law, _law_rows(draft, places_n))
-    mass_n = scale_n.new_empty(len(at_n), dtype=torch.float64)
-    for part in target.parts(len(at_n)):
-        rows_mV = target.probs(at_n[part])
-        mass_n[part] = excess_mass_of(draft, places_n[part], rows_mV, scale_n[part])
-    return mass_n
-
-
-def excess_mass_of(draft: Draft, places_n: Tensor, rows_nV: Tensor, scale_n: Tensor) -> Tensor:
-    """The same of rows that are there already; wide rows stay in their own dtype.
-
-    float32 rounds the mass by less than the grain of u.
-    """
-    if draft.law is None or Kind.POINT in draft.kinds:
-        return excess(draft, places_n, rows_nV, scale_n).sum(-1).double()
-    return draft.law.excess_mass_at(_law_rows(draft, places_n), rows_nV, scale_n)
-
-
-def excess(
-    draft: Draft, places_n: Tensor, weights_nV: Tensor, scale_n: Tensor | None = None
-) -> Tensor:
-    """`max(0, scale * weights - q)` at the flat places of tokens of chains."""
-    certain = Law.point(draft.tree.tokens_BN.flatten()[places_n])
-    everyone = torch.arange(len(places_n), device=places_n.device)
-    if _all_certain(draft):
-        return certain.excess_at(everyone, weights_nV, scale_n)
-    assert draft.law is not None
-    left_nV = draft.law.excess_at(_law_rows(draft, places_n), weights_nV, scale_n)
-    if Kind.POINT not in draft.kinds:
-        return left_nV
-    certain_n = draft.node_kinds().flatten()[places_n] == Kind.POINT
-    certain_nV = certain.excess_at(everyone, weights_nV, scale_n)
-    return torch.where(certain_n[:, None], certain_nV, left_nV)
-
-
-def _law_rows(draft: Draft, places_n: Tensor) -> Tensor:
-    return places_n if draft.law_rows_BN is None else draft.law_rows_BN.flatten()[places_n]
-
-
-def _all_certain(draft: Draft) -> bool:
-    return draft.law is None or draft.kinds == {Kind.POINT}
-
-
-def _dtype_beside(draft: Draft, dtype: torch.dtype) -> torch.dtype:
-    return dtype if draft.law is None else torch.promote_types(dtype, draft.law.probs.dtype)
 
 
 def while_equal(draft: Draft, target_tokens_BT: Tensor) -> Verdict:
@@ -285,3 +192,8 @@ def while_equal(draft: Draft, target_tokens_BT: Tensor) -> Verdict:
     num_accepted_B = run_length(equal_BK & draft.tree.is_node())
     token_B = target_tokens_BT.gather(1, num_accepted_B[:, None]).squeeze(1)
     return Verdict.of_chain(num_accepted_B, token_B, depth)
+
+
+def all_certain(draft: Draft) -> bool:
+    """Whether every node is a point mass."""
+    return draft.law is None or draft.kinds == {Kind.POINT}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -12,11 +14,9 @@ from outrider.decoding.rules.base import (
     Sifted,
     chain_draft_probs,
     chain_probs,
-    excess_mass,
-    excess_mass_of,
     first_rows,
-    left_over,
 )
+from outrider.decoding.rules.leftover import excess_mass, excess_mass_of, left_over
 
 # Room for what rounding may add to a threshold that equals its bound.
 _ROUNDING = 1 + 1e-3
@@ -82,7 +82,7 @@ def _threshold(mass_n: Tensor, log_b_n: Tensor) -> Tensor:
 def _walk(draft: Draft, target: TargetRows, tests_BK: Tensor) -> tuple[Tensor, Tensor]:
     """The longest prefix that passes `[B]` and b `[B, T]`, row by row.
 
-    Each row is normalised once, and none where b is 0; S is taken where the test may pass: as
+    Each row is weighed once, and none where b is 0; S is taken where the test may pass: as
     S <= b, no threshold exceeds its b.
     """
     counts_B, depth = draft.tree.counts_B, draft.tree.num_nodes
@@ -98,12 +98,13 @@ def _walk(draft: Draft, target: TargetRows, tests_BK: Tensor) -> tuple[Tensor, T
         flat_n, tokens_n1 = first_B[texts_n] + i, tokens_KB[i][texts_n][:, None]
         found: list[Tensor] = []
         for part in target.parts(len(texts_n)):
-            rows_mV = target.probs(flat_n[part])
-            found.append(rows_mV.gather(1, tokens_n1[part]).squeeze(1).double())
+            rows_mV, sums_m1 = target.weighed(flat_n[part])
+            p_m1 = rows_mV.gather(1, tokens_n1[part])
+            p_m1 = p_m1 if sums_m1 is None else p_m1 / sums_m1
+            found.append(p_m1.squeeze(1).double())
             if i > 0:
-                texts_m, log_b_m = texts_n[part], log_b_n[part]
-                passed_m = _passed(draft, i, texts_m, rows_mV, log_b_m, tests_KB[i - 1][texts_m])
-                kept_B[passed_m] = i
+                test = _Test(texts_n[part], log_b_n[part], tests_KB[i - 1][texts_n[part]])
+                kept_B[test.passed(draft, i, rows_mV, sums_m1)] = i
         if not found:
             break
         walk_n = walk_n + (torch.cat(found).log() - log_q_KB[i][texts_n])
@@ -118,20 +119,25 @@ def _walk(draft: Draft, target: TargetRows, tests_BK: Tensor) -> tuple[Tensor, T
     return kept_B, b_BT
 
 
-def _passed(
-    draft: Draft, length: int, texts_m: Tensor, rows_mV: Tensor, log_b_m: Tensor, tests_m: Tensor
-) -> Tensor:
-    """The texts whose prefix of this length passes, given the target's row behind it."""
-    b_m = log_b_m.exp()
-    may = (tests_m < b_m * _ROUNDING).nonzero().squeeze(1)
-    if len(may) == 0:
-        return may
-    if len(may) < len(texts_m):
-        texts_m, rows_mV = texts_m[may], rows_mV.index_select(0, may)
-        log_b_m, b_m, tests_m = log_b_m[may], b_m[may], tests_m[may]
-    places_m = texts_m * draft.tree.num_nodes + length
-    mass_m = excess_mass_of(draft, places_m, rows_mV, b_m)
-    return texts_m[tests_m < _threshold(mass_m, log_b_m)]
+@dataclass(frozen=True, slots=True)
+class _Test:
+    """Prefixes of equal length in some texts: log b behind each, and its uniform."""
+
+    texts_m: Tensor
+    log_b_m: Tensor
+    tests_m: Tensor
+
+    def passed(self, draft: Draft, length: int, rows_mV: Tensor, sums_m1: Tensor | None) -> Tensor:
+        """The texts whose prefix passes, given the target's rows behind it, times their sums."""
+        b_m = self.log_b_m.exp()
+        may = (self.tests_m < b_m * _ROUNDING).nonzero().squeeze(1)
+        if len(may) == 0:
+            return may
+        texts_m, log_b_m, tests_m = self.texts_m[may], self.log_b_m[may], self.tests_m[may]
+        scale_m = (b_m if sums_m1 is None else b_m / sums_m1.squeeze(1).double())[may]
+        places_m = texts_m * draft.tree.num_nodes + length
+        mass_m = excess_mass_of(draft, places_m, rows_mV, may, scale_m)
+        return texts_m[tests_m < _threshold(mass_m, log_b_m)]
 
 
 def _log_block(draft: Draft, target: TargetRows) -> Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.decoding.draft import Draft
@@ -13,10 +15,9 @@ from outrider.decoding.rules.base import (
     chain_draft_probs,
     chain_probs,
     first_rows,
-    left_of,
-    left_over,
     run_length,
 )
+from outrider.decoding.rules.leftover import left_over, put_rows, room_beside, take_law
 
 
 class TokenRule(ChainRejection):
@@ -38,40 +39,47 @@ class TokenRule(ChainRejection):
 
 
 def _walk(draft: Draft, target: TargetRows, tests_BK: Tensor) -> Sifted:
-    """The same row by row: each is normalised once, and none behind a refused token."""
-    tokens_BK, counts_B = draft.tree.tokens_BN, draft.tree.counts_B
-    depth, first_B = tokens_BK.shape[1], first_rows(target)
+    """The same row by row: each is weighed once, and none behind a refused token.
+
+    Single numbers are numpy's, whose calls take a fraction of torch's time.
+    """
+    num_texts, depth = draft.tree.tokens_BN.shape
+    tokens_TB = torch.nn.functional.pad(draft.tree.tokens_BN, (0, 1)).t().contiguous()
     # Behind the last token nothing passes.
-    bars_BT = torch.nn.functional.pad(tests_BK * chain_draft_probs(draft), (0, 1))
-    bars_BT[torch.arange(len(counts_B)), counts_B] = torch.inf
-    tokens_BT = torch.nn.functional.pad(tokens_BK, (0, 1))
-    kept_B = torch.zeros_like(counts_B)
+    bars_BT = np.pad((tests_BK * chain_draft_probs(draft)).numpy(), ((0, 0), (0, 1)))
+    texts_n, first_B = np.arange(num_texts), first_rows(target).numpy()
+    bars_BT[texts_n, draft.tree.counts_B.numpy()] = np.inf
+    kept_B = np.zeros_like(texts_n)
     weights_BV: Tensor | None = None
-    texts_n = torch.arange(len(counts_B))
+    sums_B1: Tensor | None = None
     for i in range(depth + 1):
-        going: list[Tensor] = []
+        going: list[NDArray[np.int64]] = []
         for part in target.parts(len(texts_n)):
             texts_m = texts_n[part]
-            rows_mV, sums_m1 = target.weighed(first_B[texts_m] + i)
-            p_m1 = rows_mV.gather(1, tokens_BT[texts_m, i, None])
+            rows_mV, sums_m1 = target.weighed(torch.from_numpy(first_B[texts_m] + i))
+            p_m1 = rows_mV.gather(1, tokens_TB[i][texts_m, None])
             p_m1 = p_m1 if sums_m1 is None else p_m1 / sums_m1
-            passed_m = bars_BT[texts_m, i] < p_m1.squeeze(1).double()
+            passed_m = bars_BT[texts_m, i] < p_m1.double().numpy()[:, 0]
             going.append(texts_m[passed_m])
-            if len(going[-1]) < len(texts_m):
-                if len(going[-1]) > 0:
-                    stopped = (~passed_m).nonzero().squeeze(1)
-                    texts_m, rows_mV = texts_m[stopped], rows_mV.index_select(0, stopped)
-                    sums_m1 = None if sums_m1 is None else sums_m1[stopped]
-                rows_mV = rows_mV if sums_m1 is None else rows_mV.div_(sums_m1)
-                kept_m = torch.full_like(texts_m, i)
-                left_mV = left_of(draft, texts_m, kept_m, rows_mV, None)
-                if weights_BV is None:
-                    weights_BV = left_mV.new_empty(len(counts_B), left_mV.shape[1])
-                weights_BV.index_copy_(0, texts_m, left_mV)
+            if weights_BV is None:
+                weights_BV = room_beside(draft, rows_mV, num_texts)
+                sums_B1 = None if sums_m1 is None else sums_m1.new_empty(num_texts, 1)
+            if not passed_m.all():
+                stopped = torch.from_numpy(np.flatnonzero(~passed_m))
+                texts = torch.from_numpy(texts_m)[stopped]
+                put_rows(weights_BV, texts, rows_mV, stopped)
+                if sums_B1 is not None and sums_m1 is not None:
+                    sums_B1[texts] = sums_m1[stopped]
         if not going:
             break
-        texts_n = torch.cat(going)
+        texts_n = np.concatenate(going)
         kept_B[texts_n] = i + 1
+    kept = torch.from_numpy(kept_B)
     if weights_BV is None:
-        weights_BV = target.probs(first_B)
-    return Sifted(kept_B, weights_BV)
+        weights_BV = target.probs(torch.from_numpy(first_B))
+    if depth:
+        for part in target.parts(num_texts):
+            sums_n1 = None if sums_B1 is None else sums_B1[part]
+            texts = torch.arange(part.start, part.stop)
+            take_law(draft, target, texts, kept[part], weights_BV[part], sums_n1, None)
+    return Sifted(kept, weights_BV)
