@@ -1,0 +1,45 @@
+"""The tables of drafters and of transformers' ways: they run, and their figures belong together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import drafters, generate
+
+
+def test_drafters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "drafters.json"
+    given = ["--smoke", "--anyway", "--shapes", "tree", "--temperatures", "0", "--json", str(out)]
+    assert drafters.main(given) == 0
+    cells = json.loads(out.read_text())["cells"]
+    assert [cell["drafter"] for cell in cells] == ["none", "draft", "suffix+recycle"]
+    plain, draft, _ = cells
+    assert plain["kept"] == 1 and plain["rounds"] == 8 and plain["speedup"]["mean"] == 1
+    # Eight tokens in rounds of one and what was kept.
+    assert draft["kept"] > 1 and draft["rounds"] < 8
+    assert "`draft` | tree" in capsys.readouterr().out
+
+
+def test_a_busy_machine_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for script in (drafters, generate):
+        monkeypatch.setattr(script, "busy_now", lambda _: 0.5)
+        assert script.main(["--smoke"]) == 2
+        assert "50%" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_generate(tmp_path: Path) -> None:
+    out = tmp_path / "generate.json"
+    assert generate.main(["--smoke", "--anyway", "--json", str(out)]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert {row["batch"] for row in rows} == {1, 2}
+    assert any(row["way"] == "transformers, generate_batch" for row in rows)
+    for row in rows:
+        assert row["tok_s"] is None or row["same"] == row["texts"] == row["batch"]
+    best = [row for row in rows if row["ahead"] is None and row["tok_s"]]
+    assert [row["way"].split(",")[0] for row in best] == ["outrider", "outrider"]
