@@ -51,13 +51,14 @@ class EarlyExitDrafter(Drafter):
         # Who brings their own two methods needs no transformers.
         from outrider.models.early_exit import EarlyExit
 
-        if self._exit is not None:
+        if self._exit is None:
+            self._exit = EarlyExit(target, self.layers)
+            self.vocab_size = target.vocab_size
+        elif self._exit.target is not target:
             raise InvalidConfig(
-                f"drafter {self.name} drafts on the cache of another engine's target; make a "
-                "drafter for each"
+                f"drafter {self.name} drafts on the cache of another target; make a drafter for "
+                "each"
             )
-        self._exit = EarlyExit(target, self.layers)
-        self.vocab_size = target.vocab_size
         return self._exit
 
     def propose(

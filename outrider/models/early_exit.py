@@ -19,6 +19,7 @@ from outrider.models.base import MAX_TREE_NODES, Rows, Target
 from outrider.models.capability import has_experts, is_close, row_errors
 from outrider.models.hf import EXPERT_TRIALS, HuggingFaceTarget
 from outrider.models.layer_gate import LayerGate
+from outrider.models.plan import check_rows
 from outrider.models.trial import trial_rows, trial_texts
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class EarlyExit(Target):
 
         A mixture of experts has several tries: a last bit may send a row to another expert.
         """
-        model, strict = self.target.model, self.target.strict
+        model, strict, error = self.target.model, self.target.strict, float("inf")
         for attempt in range(EXPERT_TRIALS if has_experts(model) else 1):
             texts = trial_texts(self.vocab_size, self.target.device, attempt)
             whole = trial_rows(self.target, texts)
@@ -181,6 +182,7 @@ class EarlyExit(Target):
 
     def _finished(self, rows: Rows) -> Tensor:
         """Lets what was not drafted pass the first layers, then everything the rest."""
+        check_rows(rows)
         texts = self._placed(rows)
         self._run_first(rows.seqs, texts)
         # The cache forgets which rows are staged, not what was written of them: the same rows get
@@ -215,9 +217,8 @@ class EarlyExit(Target):
                 row = text.rows.get((above, token))
                 text.places.append(text.add(above, token) if row is None else row)
         longest = max(len(text.tokens) for text in texts)
-        if longest <= MAX_TREE_NODES or all(text.is_chain for text in texts):
-            return texts
-        if not any(text.hidden for text in texts):
+        fits = longest <= MAX_TREE_NODES or all(text.is_chain for text in texts)
+        if fits or not any(text.hidden for text in texts):
             return texts
         # More nodes than a bitmask has bits, for the guesses that came to nothing.
         for seq in rows.seqs:
@@ -297,7 +298,11 @@ def gated_target(target: Target) -> HuggingFaceTarget:
 
 
 def _told(rows: Rows, known: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
-    """Each sequence's parents and tokens, where `known` of its rows were staged before."""
+    """Each sequence's parents and tokens, where `known` of its rows were staged before.
+
+    Raises:
+        InvalidConfig: ancestors that are no path to the row.
+    """
     tokens = rows.tokens_R.tolist()
     masks = None if rows.ancestors_R is None else rows.ancestors_R.tolist()
     first = 0
@@ -306,9 +311,16 @@ def _told(rows: Rows, known: Sequence[int]) -> Iterator[tuple[list[int], list[in
         if masks is None:
             parents = [number - 1 for number in numbers]
         else:
-            own = masks[first : first + count]
-            above = [mask % (1 << 64) & ~(1 << n) for n, mask in zip(numbers, own, strict=True)]
-            parents = [mask.bit_length() - 1 for mask in above]
+            own = [mask % (1 << 64) for mask in masks[first : first + count]]
+            if any(mask >> number != 1 for number, mask in zip(numbers, own, strict=True)):
+                raise InvalidConfig(
+                    "a row's ancestors must hold the row itself as their highest bit; give bit j "
+                    "for the j-th row of its sequence"
+                )
+            parents = [
+                (mask ^ 1 << number).bit_length() - 1
+                for number, mask in zip(numbers, own, strict=True)
+            ]
         yield parents, tokens[first : first + count]
         first += count
 

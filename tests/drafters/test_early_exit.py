@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -48,14 +50,14 @@ def texts(requests: Requests, params: SamplingParams, prompts=RAGGED) -> list[tu
 
 def left(requests: Requests) -> int:
     """Sequences that are open still, and rows that are drafted."""
-    exit = requests.engine.target
-    assert isinstance(exit, EarlyExit)
-    return len(exit.target._cache._sequences) + len(exit._drafted)
+    early = requests.engine.target
+    assert isinstance(early, EarlyExit)
+    return len(early.target._cache._sequences) + len(early._drafted)
 
 
 def families() -> list:
-    """Windows in turn, experts, latent attention and the slab by default; or all."""
-    by_default = ("llama", "gemma3", "mixtral", "deepseek-v3", "falcon")
+    """Windows in turn and the slab by default; or all."""
+    by_default = ("gemma3", "falcon")
     return [
         pytest.param(family, marks=() if family in by_default else pytest.mark.slow)
         for family in FAMILIES
@@ -67,30 +69,30 @@ def test_greedy_and_coupled_tokens_are_plain_decodings(family: str) -> None:
     target = HuggingFaceTarget(random_model(family))
     plain = served(target, NoDrafter())
     rates: list[float] = []
-    for params in LAWS.values():
-        wanted = texts(plain, params)
-        for trees in (None, TREES):
-            requests = served(target, EarlyExitDrafter(2), trees)
-            assert texts(requests, params) == wanted
-            assert texts(requests, params, RAGGED[:1]) == wanted[:1]
-            assert left(requests) == 0
-            rates.append(requests.engine.metrics.acceptance_rate)
+    for law, trees in (("greedy", None), ("coupled", TREES)):
+        wanted = texts(plain, LAWS[law])
+        requests = served(target, EarlyExitDrafter(2), trees)
+        assert texts(requests, LAWS[law]) == wanted
+        assert texts(requests, LAWS[law], RAGGED[2:3]) == wanted[2:3]
+        assert left(requests) == 0
+        rates.append(requests.engine.metrics.acceptance_rate)
     # Some guesses were right and some wrong: rows were kept, and forgotten.
     assert max(rates) > 0 and min(rates) < 1
 
 
-@pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("trees", [None, TREES], ids=["chains", "trees"])
+@pytest.mark.parametrize(
+    ("law", "trees"), [("coupled", None), ("greedy", TREES)], ids=["chains", "trees"]
+)
 def test_beside_other_drafters_and_through_long_prompts(law: str, trees) -> None:
     target = HuggingFaceTarget(random_model("llama"))
     # Longer than a chunk and than a block; two begin alike and share what they can.
     long = random_tokens(150).tolist()
     prompts = [long, RAGGED[2], [*long[:140], 7], [3, 4] * 6]
-    wanted = texts(served(target, NoDrafter()), LAWS[law], prompts)
+    params = replace(LAWS[law], max_tokens=24)
+    wanted = texts(served(target, NoDrafter()), params, prompts)
     both = CombinedDrafter([NgramDrafter(1, 3), EarlyExitDrafter(1, chunk=16)])
     requests = served(target, both, trees, chunk=16, max_texts=3)
-    for _ in range(2):
-        assert texts(requests, LAWS[law], prompts) == wanted
+    assert texts(requests, params, prompts) == wanted
     assert left(requests) == 0 and requests.engine.metrics.accepted > 0
 
 
@@ -119,12 +121,12 @@ def test_verification_runs_the_remaining_layers() -> None:
 
 
 def test_tokens_and_logprobs_are_the_same_bits_in_strict() -> None:
-    prompts = [prompt[: 40 * (i + 1)] for i, prompt in enumerate(eval_prompts("code")[:3])]
+    prompts = [prompt[: 40 * (i + 1)] for i, prompt in enumerate(eval_prompts("code")[:2])]
     plain = LLM.load("bundled", "none", strict=True)
     for width, rate in ((1, 0.5), (3, 0.2)):
         llm = LLM.load("bundled", "early-exit:2", strict=True, width=width)
         for sampling in ({"temperature": 0.0}, {"seed": 7}):
-            params = SamplingParams(max_tokens=24, logprobs=2, **sampling)
+            params = SamplingParams(max_tokens=16, logprobs=2, **sampling)
             for ours, theirs in zip(
                 llm.generate(prompts, params), plain.generate(prompts, params), strict=True
             ):
@@ -176,17 +178,18 @@ def test_a_round_that_breaks_off_can_be_made_again(layer: int, monkeypatch) -> N
 def test_it_drafts_with_new_weights_of_the_target() -> None:
     target = HuggingFaceTarget(random_model("llama"))
     requests = served(target, EarlyExitDrafter(2))
-    texts(requests, LAWS["greedy"])
+    texts(requests, LAWS["greedy"], RAGGED[:1])
     with requests.engine.without_caches():
         target.update_weights(dict(random_model("llama", seed=7).state_dict()))
     fresh = HuggingFaceTarget(random_model("llama", seed=7))
-    assert texts(requests, LAWS["greedy"]) == texts(served(fresh, NoDrafter()), LAWS["greedy"])
+    plain = served(fresh, NoDrafter())
+    assert texts(requests, LAWS["greedy"], RAGGED[:2]) == texts(plain, LAWS["greedy"], RAGGED[:2])
     other = served(fresh, EarlyExitDrafter(2))
     ours, theirs = (one.engine.target for one in (requests, other))
     logits = []
-    for exit in (ours, theirs):
-        assert isinstance(exit, EarlyExit)
-        logits.append(exit.draft(Rows((exit.open(4),), (3,), torch.tensor([1, 2, 3]))))
+    for early in (ours, theirs):
+        assert isinstance(early, EarlyExit)
+        logits.append(early.draft(Rows((early.open(4),), (3,), torch.tensor([1, 2, 3]))))
     assert torch.equal(*logits)
 
 
@@ -207,10 +210,10 @@ def test_who_cannot_be_drafted_for_is_refused_before_any_text() -> None:
     with pytest.raises(UnsupportedModel, match="the target is a ProtocolTarget"):
         served(ProtocolTarget(markov(6, 2, seed=5)), EarlyExitDrafter(1))
     drafter = EarlyExitDrafter(1)
-    target = HuggingFaceTarget(random_model("llama"))
-    served(target, drafter)
-    with pytest.raises(InvalidConfig, match="another engine's target"):
-        served(target, drafter)
+    target, other = (HuggingFaceTarget(random_model("llama")) for _ in range(2))
+    assert served(target, drafter).engine.target is served(target, drafter).engine.target
+    with pytest.raises(InvalidConfig, match="another target; make a drafter for each"):
+        served(other, drafter)
     with pytest.raises(UnsupportedModel, match="the target is a EarlyExit"):
         served(target, CombinedDrafter([EarlyExitDrafter(1), EarlyExitDrafter(2)]))
     with pytest.raises(InvalidConfig, match="layers=0"):

@@ -1,4 +1,4 @@
-"""An exit behind the first layers: the rest runs once, on the same cache, and gives the same rows."""
+"""An exit behind the first layers: the rest runs once, on one cache, and gives the same rows."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def opened(target, prompt) -> int:
 
 
 @contextmanager
-def counting(exit: EarlyExit) -> Iterator[list[int]]:
+def counting(early: EarlyExit) -> Iterator[list[int]]:
     """Rows that pass each layer; a layer left out calls none of its parts."""
-    seen = [0] * exit.gate.num_layers
+    seen = [0] * early.gate.num_layers
     hooks = []
-    for i, layer in enumerate(exit.gate._layers):
+    for i, layer in enumerate(early.gate._layers):
         part = next(child for name, child in layer.named_modules() if name.endswith("mlp"))
 
         def count(_, inputs, i=i) -> None:
@@ -64,21 +64,21 @@ def counting(exit: EarlyExit) -> Iterator[list[int]]:
 
 
 def test_drafted_rows_run_the_remaining_layers_alone() -> None:
-    exit = EarlyExit(HuggingFaceTarget(random_model("llama")), 1)
+    early = EarlyExit(HuggingFaceTarget(random_model("llama")), 1)
     tokens = random_tokens(12).tolist()
-    seq = opened(exit, tokens[:6])
-    with counting(exit) as seen:
+    seq = opened(early, tokens[:6])
+    with counting(early) as seen:
         for token in tokens[6:9]:
-            exit.draft(rows(seq, [token]))
-    assert seen == [3, 0, 0] and exit.num_staged(seq) == 3
-    with counting(exit) as seen:
-        exit.score(rows(seq, tokens[6:10]))
+            early.draft(rows(seq, [token]))
+    assert seen == [3, 0, 0] and early.num_staged(seq) == 3
+    with counting(early) as seen:
+        early.score(rows(seq, tokens[6:10]))
     # The last token was guessed and not read yet: it passes all layers, the others the rest.
-    assert seen == [1, 4, 4] and exit.num_staged(seq) == 4
-    exit.commit(seq, 3)
-    with counting(exit) as seen:
-        exit.score(rows(seq, tokens[9:]))
-    assert seen == [3, 3, 3] and exit.length(seq) == 9
+    assert seen == [1, 4, 4] and early.num_staged(seq) == 4
+    early.commit(seq, 3)
+    with counting(early) as seen:
+        early.score(rows(seq, tokens[9:]))
+    assert seen == [3, 3, 3] and early.length(seq) == 9
 
 
 def families() -> list:
@@ -90,28 +90,28 @@ def families() -> list:
     ]
 
 
-def drafted_tree(exit: EarlyExit, seqs: list[int], tokens: Tensor) -> Tensor:
+def drafted_tree(early: EarlyExit, seqs: list[int], tokens: Tensor) -> Tensor:
     """Logits of the tree `PARENTS` and, beside it, of a chain that nothing was drafted of.
 
     Drafted before, in another order than the tree's: some of its inner nodes, and two guesses that
     come to nothing.
     """
     tree, other = tokens[:8].tolist(), tokens[8:]
-    wrong = [(token + 1) % exit.vocab_size for token in tree]
-    exit.draft(rows(seqs[0], tree[:1], ancestors_of([-1])))
+    wrong = [(token + 1) % early.vocab_size for token in tree]
+    early.draft(rows(seqs[0], tree[:1], ancestors_of([-1])))
     levels = ([tree[2], wrong[1], tree[1]], [0, 0, 0]), ([tree[5], wrong[3], tree[3]], [1, 2, 3])
     known = [-1]
     for drawn, above in levels:
         known += above
-        exit.draft(rows(seqs[0], drawn, ancestors_of(known)[-3:]))
+        early.draft(rows(seqs[0], drawn, ancestors_of(known)[-3:]))
     masks = torch.cat((ancestors_of(PARENTS), ancestors_of(list(range(-1, len(other) - 1)))))
-    return exit.score(Rows(tuple(seqs), (8, len(other)), tokens, masks))
+    return early.score(Rows(tuple(seqs), (8, len(other)), tokens, masks))
 
 
 @pytest.mark.parametrize("family", families())
 def test_rows_are_the_whole_models(family: str) -> None:
     target = HuggingFaceTarget(random_model(family))
-    exit = EarlyExit(target, 2)
+    early = EarlyExit(target, 2)
     prompts = random_tokens(30).tolist(), random_tokens(11, 2).tolist()
     tokens = random_tokens(12, 3)
     masks = torch.cat((ancestors_of(PARENTS), ancestors_of([-1, 0, 1, 2])))
@@ -119,25 +119,25 @@ def test_rows_are_the_whole_models(family: str) -> None:
     wanted = target.score(Rows(tuple(seqs), (8, 4), tokens, masks))
     for seq in seqs:
         target.discard(seq)
-    got = drafted_tree(exit, seqs, tokens)
+    got = drafted_tree(early, seqs, tokens)
     limit = 1e-4 if family not in EXPERTS else 0.5
     assert relative_error(got, wanted) < limit
-    assert [exit.num_staged(seq) for seq in seqs] == [8, 4]
+    assert [early.num_staged(seq) for seq in seqs] == [8, 4]
     # What is kept is where it belongs: the path 0, 2, 5, 6, and the next rows see it.
-    exit.commit(seqs[0], [0, 2, 5, 6])
-    exit.commit(seqs[1], 3)
-    assert [exit.length(seq) for seq in seqs] == [34, 14] and not exit._drafted
+    early.commit(seqs[0], [0, 2, 5, 6])
+    early.commit(seqs[1], 3)
+    assert [early.length(seq) for seq in seqs] == [34, 14] and not early._drafted
     more = random_tokens(2, 4)
     path = [*prompts[0], *tokens[[0, 2, 5, 6]].tolist()]
     fresh = opened(target, path)
-    assert relative_error(exit.score(rows(seqs[0], more)), target.score(rows(fresh, more))) < limit
+    assert relative_error(early.score(rows(seqs[0], more)), target.score(rows(fresh, more))) < limit
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_strict_rows_and_what_is_cached_are_the_same_bits(family: str, dtype) -> None:
     target = HuggingFaceTarget(random_model(family).to(dtype), strict=True)
-    exit = EarlyExit(target, 1)
+    early = EarlyExit(target, 1)
     prompts = random_tokens(270).tolist(), random_tokens(11, 2).tolist()
     tokens = random_tokens(12, 3)
     masks = torch.cat((ancestors_of(PARENTS), ancestors_of([-1, 0, 1, 2])))
@@ -145,7 +145,7 @@ def test_strict_rows_and_what_is_cached_are_the_same_bits(family: str, dtype) ->
     wanted = target.score(Rows(tuple(seqs), (8, 4), tokens, masks))
     for seq in seqs:
         target.discard(seq)
-    assert torch.equal(drafted_tree(exit, seqs, tokens), wanted)
+    assert torch.equal(drafted_tree(early, seqs, tokens), wanted)
 
 
 def test_there_is_one_cache_and_it_holds_what_it_would() -> None:
@@ -171,66 +171,72 @@ def test_there_is_one_cache_and_it_holds_what_it_would() -> None:
 def test_a_bound_on_the_cache_is_kept_where_only_the_first_layers_have_pools() -> None:
     target = HuggingFaceTarget(random_model("llama"), cache_bytes=None)
     whole = target.block_bytes
-    exit = EarlyExit(target, 1)
+    early = EarlyExit(target, 1)
     target.limit_cache(4 * whole)
-    exit.draft(rows(exit.open(8), random_tokens(4)))
+    early.draft(rows(early.open(8), random_tokens(4)))
     assert target.block_bytes == whole
 
 
 def test_a_failing_pass_leaves_nothing_staged(monkeypatch: pytest.MonkeyPatch) -> None:
-    exit = EarlyExit(HuggingFaceTarget(random_model("llama")), 1)
+    early = EarlyExit(HuggingFaceTarget(random_model("llama")), 1)
     tokens = random_tokens(12).tolist()
-    seq = opened(exit, tokens[:6])
-    wanted = exit.score(rows(seq, tokens[6:]))
-    exit.discard(seq)
+    seq = opened(early, tokens[:6])
+    wanted = early.score(rows(seq, tokens[6:]))
+    early.discard(seq)
     for broken in (0, 2):
-        exit.draft(rows(seq, tokens[6:9]))
-        own = exit.gate._layers[broken]
+        early.draft(rows(seq, tokens[6:9]))
+        own = early.gate._layers[broken]
         monkeypatch.setattr(own, "forward", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            exit.score(rows(seq, tokens[6:]))
-        assert exit.num_staged(seq) == 0 and exit.length(seq) == 6 and not exit._drafted
+            early.score(rows(seq, tokens[6:]))
+        assert early.num_staged(seq) == 0 and early.length(seq) == 6 and not early._drafted
         monkeypatch.undo()
         assert "forward" not in vars(own), "layers are the model's own again"
-        assert relative_error(exit.score(rows(seq, tokens[6:])), wanted) < 1e-5
-        exit.discard(seq)
+        assert relative_error(early.score(rows(seq, tokens[6:])), wanted) < 1e-5
+        early.discard(seq)
 
 
 def test_rows_that_have_not_passed_all_layers_are_not_committed() -> None:
-    exit = EarlyExit(HuggingFaceTarget(random_model("llama")), 1)
-    seq = opened(exit, [1, 2, 3])
-    exit.draft(rows(seq, [4, 5]))
+    early = EarlyExit(HuggingFaceTarget(random_model("llama")), 1)
+    seq = opened(early, [1, 2, 3])
+    early.draft(rows(seq, [4, 5]))
     with pytest.raises(InvalidConfig, match="drafted rows must be scored first"):
-        exit.commit(seq, 1)
-    exit.score(rows(seq, [4, 5, 6]))
-    for again in (exit.draft, exit.score):
+        early.commit(seq, 1)
+    early.score(rows(seq, [4, 5, 6]))
+    for again in (early.draft, early.score):
         with pytest.raises(InvalidConfig, match="commit or discard"):
             again(rows(seq, [7]))
-        exit.discard(seq)
-        exit.draft(rows(seq, [4, 5]))
-        exit.score(rows(seq, [4, 5, 6]))
+        early.discard(seq)
+        early.draft(rows(seq, [4, 5]))
+        early.score(rows(seq, [4, 5, 6]))
+    early.discard(seq)
+    early.draft(rows(seq, [4, 5]))
+    with pytest.raises(InvalidConfig, match="hold the row itself"):
+        early.score(rows(seq, [4, 5], torch.tensor([2, 1])))
+    early.draft(rows(seq, [4, 5]))
+    early.score(rows(seq, [4, 5, 6]))
     with pytest.raises(InvalidConfig, match="commit of 4 with 3 rows scored"):
-        exit.commit(seq, 4)
-    exit.commit(seq, [0, 1])
-    assert exit.length(seq) == 5
+        early.commit(seq, 4)
+    early.commit(seq, [0, 1])
+    assert early.length(seq) == 5
     # A piece of the text itself goes before everything drafted.
-    exit.draft(rows(seq, [6, 9]))
-    exit.read(seq, [6, 7])
-    assert exit.length(seq) == 7 and exit.num_staged(seq) == 0
-    exit.close(seq)
+    early.draft(rows(seq, [6, 9]))
+    early.read(seq, [6, 7])
+    assert early.length(seq) == 7 and early.num_staged(seq) == 0
+    early.close(seq)
 
 
 def test_guesses_beyond_a_bitmasks_bits_are_forgotten() -> None:
-    exit = EarlyExit(HuggingFaceTarget(random_model("llama")), 1)
+    early = EarlyExit(HuggingFaceTarget(random_model("llama")), 1)
     tokens = random_tokens(60, 2).tolist()
-    seq = opened(exit, [1, 2, 3])
+    seq = opened(early, [1, 2, 3])
     masks = ancestors_of([-1, *[0] * 59])
-    wanted = exit.score(rows(seq, tokens, masks))
-    exit.discard(seq)
-    others = [(token + 1) % exit.vocab_size for token in tokens[1:11]]
-    exit.draft(rows(seq, [tokens[0], *others], ancestors_of([-1, *[0] * 10])))
-    assert relative_error(exit.score(rows(seq, tokens, masks)), wanted) < 1e-5
-    assert exit.num_staged(seq) == 60
+    wanted = early.score(rows(seq, tokens, masks))
+    early.discard(seq)
+    others = [(token + 1) % early.vocab_size for token in tokens[1:11]]
+    early.draft(rows(seq, [tokens[0], *others], ancestors_of([-1, *[0] * 10])))
+    assert relative_error(early.score(rows(seq, tokens, masks)), wanted) < 1e-5
+    assert early.num_staged(seq) == 60
 
 
 @pytest.mark.parametrize("wrong", ["row", "layer"])
