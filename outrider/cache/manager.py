@@ -113,9 +113,10 @@ class CacheManager:
     @property
     def block_bytes(self) -> int:
         """Bytes of one block in all layers; 0 until the first forward has shown them."""
-        if self.num_blocks and self._pools:
-            return self.cache_bytes // self.num_blocks
-        return self._known_block_bytes
+        if not (self.num_blocks and self._pools):
+            return self._known_block_bytes
+        # A forward of the first layers alone has made their pools only.
+        return max(self._known_block_bytes, self.cache_bytes // self.num_blocks)
 
     def limit(self, max_bytes: int | None) -> None:
         """Bound what the pools may take from now on; an empty cache gives its pools back.

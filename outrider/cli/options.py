@@ -25,7 +25,7 @@ Drafter = Annotated[
         "-d",
         metavar="SPEC",
         help="Who guesses: auto, none, draft, draft:PATH, bridge:PATH, ngram, suffix, recycle, "
-        "int8, or a+b.",
+        "int8, early-exit, early-exit:L, or a+b.",
     ),
 ]
 Depth = Annotated[

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from torch import Tensor
 
 from outrider.decoding import Draft
+from outrider.models.base import Target
 from outrider.models.protocol import Rng
 from outrider.sequence import Sequence
 from outrider.tree import TreeBudget
@@ -116,6 +117,16 @@ class Drafter(ABC):
     """Whether it draws nothing: its tokens are point masses and cost next to nothing."""
     wants_rows: bool = False
     """Whether `observe` is to be called."""
+
+    def attach(self, target: Target) -> Target:
+        """The target that an engine is to score with: the given one, or that with an exit.
+
+        Called once, by the engine, before any text.
+
+        Raises:
+            UnsupportedModel: a target that cannot be drafted for.
+        """
+        return target
 
     def unread(self, text: Sequence) -> int:
         """Tokens of the text that `propose` would read first; 0 for who has no cache."""

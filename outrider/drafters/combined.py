@@ -18,6 +18,7 @@ from outrider.decoding import Draft, Kind, Law
 from outrider.drafters.base import Drafter, RoundDraws
 from outrider.drafters.points import PointTree, merged
 from outrider.errors import InvalidConfig
+from outrider.models.base import Target
 from outrider.sequence import Sequence
 from outrider.tree import TokenTree
 
@@ -62,6 +63,12 @@ class CombinedDrafter(Drafter):
         self.wants_rows = any(drafter.wants_rows for drafter in drafters)
         self._certain = [drafter for drafter in drafters if drafter.certain]
         self._drawing = [drafter for drafter in drafters if not drafter.certain]
+
+    def attach(self, target: Target) -> Target:
+        """Asks all of them, one after another."""
+        for drafter in self.drafters:
+            target = drafter.attach(target)
+        return target
 
     def propose(
         self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws

@@ -17,6 +17,8 @@ SPECS = {
     "suffix": "the longest earlier occurrence of the text's end, by counts",
     "recycle": "the target's own earlier guesses",
     "int8": "the target's own weights in eight bits",
+    "early-exit": "the target's own first layers, as many as are found to pay best",
+    "early-exit:L": "the target's own first L layers",
     "bridge:PATH": "the draft model in a folder, of another tokenizer than the target's",
 }
 KINDS = tuple(dict.fromkeys(name.partition(":")[0] for name in SPECS))
@@ -26,17 +28,18 @@ _PLUS = re.compile(rf"\+(?=(?:{'|'.join(KINDS)})(?:[:+]|$))")
 
 @dataclass(frozen=True, slots=True)
 class DrafterSpec:
-    """A parsed spec: which kind of drafter, and the folder it is loaded from, if any."""
+    """A parsed spec: which kind of drafter, and the folder or number of layers it names, if any."""
 
     kind: str
     path: str | None = None
+    layers: int | None = None
 
     @classmethod
     def parse(cls, spec: str) -> DrafterSpec:
         """Reads the spec string of one drafter.
 
         Raises:
-            InvalidConfig: an unknown drafter, a missing folder or one too many.
+            InvalidConfig: an unknown drafter; a missing folder, or one too many; no layers.
         """
         kind, colon, path = spec.partition(":")
         if kind not in KINDS:
@@ -44,10 +47,13 @@ class DrafterSpec:
                 f"drafter={spec!r} does not exist; drafters are {', '.join(SPECS)}, "
                 "or several as a+b" + nearest(kind, SPECS)
             )
+        if kind == "early-exit" and colon:
+            return cls(kind, layers=_layers(spec, path))
         takes = kind in ("bridge", "draft")
         if (colon and not (takes and path)) or (kind == "bridge" and not path):
             raise InvalidConfig(
-                f"drafter={spec!r}: draft:PATH and bridge:PATH take a folder, no other drafter does"
+                f"drafter={spec!r}: draft:PATH and bridge:PATH take a folder, early-exit:L a "
+                "number of layers, no other drafter takes anything"
             )
         return cls(kind, path or None)
 
@@ -64,3 +70,12 @@ class DrafterSpec:
         if len(found) > 1 and any(one.kind == "none" for one in found):
             raise InvalidConfig(f"drafter={spec!r}: 'none' guesses nothing; leave it out")
         return found
+
+
+def _layers(spec: str, given: str) -> int:
+    if not (given.isascii() and given.isdigit() and int(given) > 0):
+        raise InvalidConfig(
+            f"drafter={spec!r}: a number of layers is due, such as early-exit:2; early-exit alone "
+            "looks for the best"
+        )
+    return int(given)

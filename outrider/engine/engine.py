@@ -46,7 +46,8 @@ class Engine:
         trees: how large drafted trees may be, where the rule takes trees; None = chains.
 
     Raises:
-        UnsupportedModel: trees with a target that scores chains only.
+        UnsupportedModel: trees with a target that scores chains only; a target that the drafter
+            cannot draft for.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Engine:
             raise UnsupportedModel(
                 f"width={trees.width}: {type(target).__name__} scores chains only; use width=1"
             )
-        self.target = target
+        self.target = target = drafter.attach(target)
         self.drafter = drafter
         self.trees = trees
         self.metrics = SpeculativeMetrics()

@@ -128,13 +128,14 @@ class CustomGenerate:
         guess = Guess.read(generation_config, self._numbers, self._guesser.assistant)
         drafter = self._guesser.drafter(guess, model, one.target)
         self._warn_unused(guess)
-        requests = self._requests(one.target, drafter, guess, batch.ends, generation_config)
         rule = None if sampling.temperature == 0 else self._rule or "block"
         asked = [Request(prompt, sampling, i, rule) for i, prompt in enumerate(batch.prompts)]
         borrowed = [(model, one)]
         if self._guesser.assistant is not None:
             borrowed.append((self._guesser.assistant, lent(self._guesser.assistant)))
         with at_work(*borrowed):
+            # A drafter that works on the target's own layers tries them out.
+            requests = self._requests(one.target, drafter, guess, batch.ends, generation_config)
             out = written(requests, asked, batch, pad_of(generation_config), self._streamer)
         if generation_config.return_dict_in_generate:
             return GenerateDecoderOnlyOutput(sequences=cast(torch.LongTensor, out))

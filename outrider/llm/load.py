@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from outrider.drafters import (
     CombinedDrafter,
     Drafter,
     DrafterSpec,
+    EarlyExitDrafter,
     ModelDrafter,
     NgramDrafter,
     NoDrafter,
@@ -31,6 +33,7 @@ from outrider.llm.options import Speculation
 from outrider.models.base import Target
 from outrider.models.bridge import BridgedModel, Dictionary
 from outrider.models.bundled import bundled_path
+from outrider.models.exit_search import PROMPTS, best_exit, search_exit
 from outrider.models.hf import (
     HuggingFaceTarget,
     LoadedTarget,
@@ -40,6 +43,8 @@ from outrider.models.hf import (
 from outrider.models.quantised import quantised
 from outrider.models.recurrent import RecurrentTarget
 from outrider.models.text import TextTokenizer
+
+log = logging.getLogger(__name__)
 
 BUNDLED = "bundled"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -191,7 +196,7 @@ def load_drafter(
     Raises:
         InvalidConfig: an unknown spec.
         VocabularyMismatch: a draft model with another tokenizer than the target's.
-        UnsupportedModel: int8 for a model or machine that has none.
+        UnsupportedModel: int8 or early-exit for a model or machine that has none.
     """
 
     def made(spec: DrafterSpec) -> Drafter:
@@ -204,6 +209,8 @@ def load_drafter(
             check_vocabularies(own := TextTokenizer(folder), tokenizer)
             warn_of_templates(own, tokenizer)
             return ModelDrafter(place.load(folder))
+        if spec.kind == "early-exit":
+            return EarlyExitDrafter(spec.layers or _best_layers(options, tokenizer, target()))
         if spec.kind == "int8":
             own_weights = target()
             if not isinstance(own_weights, HuggingFaceTarget):
@@ -222,6 +229,19 @@ def load_drafter(
 
     drafters = [made(spec) for spec in DrafterSpec.parse_all(options.drafter)]
     return drafters[0] if len(drafters) == 1 else CombinedDrafter(drafters)
+
+
+def _best_layers(options: Speculation, tokenizer: TextTokenizer, target: LoadedTarget) -> int:
+    """How many layers had best draft, for prompts of several kinds."""
+    prompts = [tokenizer.encode(prompt) for prompt in PROMPTS]
+    best = best_exit(search_exit(target, prompts, k=options.depth()))
+    log.info(
+        "early-exit:%d promises %.2f times the speed of plain decoding, with an acceptance of %.2f",
+        best.layers,
+        best.speedup,
+        best.acceptance,
+    )
+    return best.layers
 
 
 def check_vocabularies(draft: TextTokenizer, target: TextTokenizer) -> None:

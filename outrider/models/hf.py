@@ -236,6 +236,11 @@ class HuggingFaceTarget(Target):
             )
 
     @property
+    def switches_regime(self) -> bool:
+        """Whether a text is cached anew when it passes a length (`longrope`)."""
+        return isinstance(self._texts, TwoRegimes)
+
+    @property
     def block_bytes(self) -> int:
         """Bytes that one block of cached tokens takes."""
         return self._cache.block_bytes

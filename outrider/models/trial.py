@@ -7,6 +7,7 @@ model to be compared with.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -34,12 +35,18 @@ def trial_texts(vocab_size: int, device: torch.device, attempt: int = 0) -> Tria
     return TrialTexts(tokens[:LENGTH], torch.cat((tokens[:FORK], tokens[LENGTH:])))
 
 
-def trial_rows(target: Target, texts: TrialTexts) -> Tensor:
-    """Return all rows' logits: 7 and 3 of the texts' first tokens, the tree, the other's rest."""
+def trial_rows(
+    target: Target, texts: TrialTexts, score: Callable[[Rows], Tensor] | None = None
+) -> Tensor:
+    """Return all rows' logits: 7 and 3 of the texts' first tokens, the tree, the other's rest.
+
+    `score` is another way to the target's rows than its own.
+    """
+    score = target.score if score is None else score
     main, other = texts.main.cpu(), texts.other.cpu()
     seqs = target.open(LENGTH), target.open(FORK + 1)
     try:
-        first = target.score(Rows(seqs, (FIRST, SECOND), torch.cat((main[:FIRST], other[:SECOND]))))
+        first = score(Rows(seqs, (FIRST, SECOND), torch.cat((main[:FIRST], other[:SECOND]))))
         for seq, count in zip(seqs, (FIRST, SECOND), strict=True):
             target.commit(seq, count)
         chain = chain_ancestors(LENGTH - FIRST)
@@ -47,7 +54,7 @@ def trial_rows(target: Target, texts: TrialTexts) -> Tensor:
         rest = other[SECOND:]
         rows = torch.cat((main[FIRST:], other[-1:], rest))
         ancestors = torch.cat((chain, branch[None], chain_ancestors(len(rest))))
-        second = target.score(Rows(seqs, (len(chain) + 1, len(rest)), rows, ancestors))
+        second = score(Rows(seqs, (len(chain) + 1, len(rest)), rows, ancestors))
     finally:
         for seq in seqs:
             target.close(seq)

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 import outrider
-from outrider.drafters import NgramDrafter
+from outrider.drafters import EarlyExitDrafter, NgramDrafter
 from outrider.models import HuggingFaceTarget
 from outrider.models.bundled import bundled_path, eval_prompts
 from tests.interop.tiny import near, padded, tiny
@@ -38,6 +38,7 @@ def callables(model):
         "ngram": (outrider.custom_generate(drafter="ngram", num_assistant_tokens=2), {}),
         "none": (outrider.custom_generate(drafter="none"), {}),
         "object": (outrider.custom_generate(drafter=NgramDrafter(1, 3)), {}),
+        "its own layers": (outrider.custom_generate(drafter=EarlyExitDrafter(1)), {}),
         "target": (outrider.custom_generate(drafter=HuggingFaceTarget(near(model))), {}),
         "nothing said": (outrider.custom_generate(), {}),
         "packed": (outrider.custom_generate(assistant_model=draft, max_texts=2), {}),

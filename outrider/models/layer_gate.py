@@ -1,0 +1,126 @@
+"""A model's own forward with some of its decoder layers left out; no modelling code is copied.
+
+For the time of one forward a layer that is not to run hands on what it gets. Which modules are the
+decoder layers, a trial decides: the list whose members a forward calls once each, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outrider.errors import UnsupportedModel
+from outrider.models.base import Rows
+from outrider.models.hf import HuggingFaceTarget
+
+Forward = Callable[..., Any]
+
+
+@dataclass(slots=True)
+class Passed:
+    """The layers that ran in a forward, in the order of their calls, and what each gave."""
+
+    layers: list[int] = field(default_factory=list[int])
+    hidden: list[Tensor] = field(default_factory=list[Tensor])
+
+
+class LayerGate:
+    """Lets the forwards of a target run some of its decoder layers only.
+
+    Hidden states are `[..., R, D]`, in most families `[1, R, D]`.
+
+    Raises:
+        UnsupportedModel: the decoder layers cannot be told by a forward's calls.
+    """
+
+    def __init__(self, target: HuggingFaceTarget) -> None:
+        text = target.model.config.get_text_config()
+        self.num_layers = int(text.num_hidden_layers)
+        # What a layer returns beside the hidden states; None where it returns them alone.
+        self._beside: int | None = None
+        for layers in _lists(target.model, self.num_layers):
+            self._layers: Sequence[nn.Module] = layers
+            passed = self._tried(target)
+            if passed.layers == list(range(self.num_layers)):
+                return
+        raise UnsupportedModel(
+            f"early exit cannot be used with the {target.model.config.model_type} model "
+            f"{type(target.model).__name__}: its {self.num_layers} layers are no list that a "
+            "forward calls in order; use another drafter"
+        )
+
+    def _tried(self, target: HuggingFaceTarget) -> Passed:
+        seq = target.open(2)
+        try:
+            with self.running(0, self.num_layers, kept=range(self.num_layers)) as passed:
+                target.score(Rows((seq,), (2,), torch.tensor([1, 2]) % target.vocab_size))
+        finally:
+            target.close(seq)
+        return passed
+
+    @contextmanager
+    def running(
+        self,
+        first: int,
+        last: int,
+        *,
+        entering: Tensor | None = None,
+        kept: Sequence[int] = (),
+    ) -> Iterator[Passed]:
+        """Let forwards run layers `first..last-1` alone.
+
+        `entering` `[..., r, D]` are the hidden states that layer `first` gets for the forward's
+        first r rows, zeros for those that only pad it; None leaves them the model's own. What the
+        layers `kept` give is noted.
+        """
+        passed = Passed()
+        forwards: dict[int, Forward] = {}
+        for i, layer in enumerate(self._layers):
+            if not first <= i < last:
+                forwards[i] = self._handing_on(entering if i == first - 1 else None)
+            elif i in kept:
+                forwards[i] = self._noting(i, layer.forward, passed)
+        own = {i: vars(self._layers[i]).get("forward") for i in forwards}
+        try:
+            for i, forward in forwards.items():
+                vars(self._layers[i])["forward"] = forward
+            yield passed
+        finally:
+            for i, forward in own.items():
+                if forward is None:
+                    vars(self._layers[i]).pop("forward", None)
+                else:
+                    vars(self._layers[i])["forward"] = forward
+
+    def _handing_on(self, entering: Tensor | None) -> Forward:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            hidden: Tensor = args[0] if args else kwargs["hidden_states"]
+            if entering is not None:
+                missing = hidden.shape[-2] - entering.shape[-2]
+                hidden = nn.functional.pad(entering, (0, 0, 0, missing))
+            return hidden if self._beside is None else (hidden, *[None] * self._beside)
+
+        return forward
+
+    def _noting(self, layer: int, own: Forward, passed: Passed) -> Forward:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            given = own(*args, **kwargs)
+            several = isinstance(given, tuple)
+            self._beside = len(given) - 1 if several else None
+            passed.layers.append(layer)
+            passed.hidden.append(given[0] if several else given)
+            return given
+
+        return forward
+
+
+def _lists(model: nn.Module, num_layers: int) -> Iterator[Sequence[nn.Module]]:
+    """Lists of as many modules as the model has layers, outer ones first."""
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
+            yield list(module)
