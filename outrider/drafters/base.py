@@ -117,6 +117,11 @@ class Drafter(ABC):
     wants_rows: bool = False
     """Whether `observe` is to be called."""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names that a draft's `part_BN` counts through: of a combination those of its parts."""
+        return (self.name,)
+
     def unread(self, text: Sequence) -> int:
         """Tokens of the text that `propose` would read first; 0 for who has no cache."""
         return 0

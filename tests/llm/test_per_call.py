@@ -50,7 +50,7 @@ def test_one_call_may_name_its_rule(llm: LLM) -> None:
     [
         ({"rule": "blok"}, "did you mean 'block'"),
         ({"rule": "greedy"}, "would change the law"),
-        ({"drafter": "ngram"}, "can only do without"),
+        ({"drafter": "int8"}, "not loaded, and one request cannot load it"),
         ({"drafter": "none", "depth": 2}, "contradict"),
     ],
 )
@@ -59,6 +59,21 @@ def test_what_one_call_cannot_say(told: dict, message: str, llm: LLM) -> None:
         llm.generate(PROMPT, PARAMS, **told)
     with pytest.raises(InvalidConfig, match=message):
         llm.stream(PROMPT, PARAMS, **told)
+
+
+def test_each_prompt_may_have_its_own(llm: LLM) -> None:
+    text = "def mean(values):\n    return sum(values)\n\ndef mean2(values):\n"
+    drafters = [None, "none", "ngram", "suffix+draft"]
+    done = llm.generate([text] * 4, PARAMS, drafter=drafters, depth=[2, None, 3, None], trace=True)
+    assert len({one.token_ids for one in done}) == 1
+    named = [{told.drafter for told in one.provenance} - {None} for one in done]
+    assert named[0] == {"draft"} and named[1] == set() and named[2] <= {"ngram"}
+    assert named[3] <= {"suffix", "draft"} and named[3]
+    assert max(len(one.tokens) for one in done[0].trace or ()) == 2
+    with pytest.raises(InvalidConfig, match="4 prompts came with 2 values of drafter"):
+        llm.generate([text] * 4, PARAMS, drafter=["none", "ngram"])
+    rules = [one.rule for one in llm.generate([text] * 2, PARAMS, rule=["match", None])]
+    assert rules == ["match", "coupled"]
 
 
 def test_a_prompt_that_fills_the_drafts_context_is_spoken_of_once() -> None:
