@@ -139,6 +139,10 @@ class Drafter(ABC):
         Called before any work, in the thread of whoever asks for the text.
         """
 
+    def never_asked(self) -> tuple[str, ...]:
+        """Names of the models loaded for it that have drafted nothing yet, and nobody knows why."""
+        return ()
+
     @abstractmethod
     def propose(
         self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws

@@ -123,6 +123,10 @@ class CombinedDrafter(Drafter):
         for drafter in self.drafters:
             drafter.expect(num_prompt)
 
+    def never_asked(self) -> tuple[str, ...]:
+        """Those of all of them."""
+        return tuple(name for drafter in self.drafters for name in drafter.never_asked())
+
     def unread(self, text: Sequence) -> int:
         """What the one with the most to read has left."""
         return max(drafter.unread(text) for drafter in self.drafters)

@@ -12,6 +12,7 @@ from outrider.config import SamplingParams, check_flag, check_whole
 from outrider.engine.engine import Engine
 from outrider.engine.memory import out_of_memory
 from outrider.engine.settings import resolve_rule
+from outrider.engine.unused import Unused
 from outrider.errors import (
     EmptyPrompt,
     InvalidConfig,
@@ -82,6 +83,7 @@ class Requests:
         self.engine = engine
         self.depth = depth
         self.lossless = lossless
+        self._unused = Unused(engine.choice)
         width = engine.target.vocab_size
         self.end_tokens = frozenset(token for token in end_tokens if 0 <= token < width)
 
@@ -158,6 +160,7 @@ class Requests:
         try:
             self.engine.submit(texts)
             yield texts
+            self._unused.saw(texts)
         finally:
             for text in texts:
                 self.engine.cancel(text)

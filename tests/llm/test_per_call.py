@@ -9,11 +9,13 @@ import warnings
 import pytest
 
 from outrider import LLM, SamplingParams
-from outrider.drafters import ModelDrafter
+from outrider.drafters import CombinedDrafter, Drafter, ModelDrafter, NgramDrafter
 from outrider.engine import Emitter, Engine, Requests
+from outrider.engine.unused import AFTER
 from outrider.errors import InvalidConfig, OutriderWarning
 from outrider.models.bundled import bundled_path
 from outrider.models.protocol import ProtocolTarget
+from outrider.tree import TreeBudget
 from outrider.types import Request
 from tests.engine.toys import markov
 
@@ -99,5 +101,57 @@ def test_a_chat_template_on_one_side_alone_is_spoken_of(tmp_path) -> None:
     config = folder / "tokenizer_config.json"
     stated = json.loads(config.read_text())
     config.write_text(json.dumps({**stated, "chat_template": "{{ messages[0].content }}"}))
-    with pytest.warns(OutriderWarning, match="the target's tokenizer has no chat template"):
-        LLM.load("bundled", drafter=f"draft:{folder}")
+    for kind in ("draft", "bridge"):
+        with pytest.warns(OutriderWarning, match="the target's tokenizer has no chat") as told:
+            LLM.load("bundled", drafter=f"{kind}:{folder}")
+        assert len(told) == 1
+    LLM.load("bundled", drafter="draft")
+
+
+def idle(drafter: Drafter | None = None, trees: TreeBudget | None = None) -> Requests:
+    drafter = drafter or ModelDrafter(ProtocolTarget(markov(5, 1, 1)))
+    engine = Engine(ProtocolTarget(markov(5, 1, 0)), drafter, Emitter(None), trees=trees)
+    return Requests(engine, depth=2, end_tokens=frozenset())
+
+
+def asked(max_tokens: int = 3, **how) -> Request:
+    return Request((1, 2, 3), SamplingParams(max_tokens=max_tokens, seed=1), **how)
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (
+            asked(depth=0),
+            r"'draft': draft was loaded .* none of 16 texts so far, as .*depth=0",
+        ),
+        (asked(drafter="none"), r"in none of 16 texts so far, as each had speculation off"),
+        (asked(drafter="ngram"), r"or another drafter"),
+        (asked(max_tokens=1), "more than the one token"),
+    ],
+)
+def test_a_model_that_never_drafts_is_spoken_of_once(request_: Request, message: str) -> None:
+    requests = idle()
+    requests.complete([request_] * (AFTER - 1))
+    with pytest.warns(OutriderWarning, match=message) as told:
+        requests.complete([request_])
+    assert len(told) == 1
+    requests.complete([request_] * AFTER)
+
+
+def test_a_part_that_others_stand_in_for_is_spoken_of_by_name() -> None:
+    """A tree is drawn by the first that draws: the second has nothing to do."""
+    draft, second = (
+        ModelDrafter(ProtocolTarget(markov(5, 1, 1)), name=name) for name in ("draft", "int8")
+    )
+    requests = idle(CombinedDrafter([draft, second]), TreeBudget(2, 4))
+    with pytest.warns(OutriderWarning, match=r"'draft\+int8': int8 was loaded .* in its place"):
+        requests.complete([asked()] * AFTER)
+
+
+def test_a_model_that_drafts_now_and_then_is_not_spoken_of() -> None:
+    requests = idle()
+    requests.complete([asked(depth=0)] * (AFTER - 1))
+    requests.complete([asked()])
+    requests.complete([asked(depth=0)] * AFTER)
+    idle(NgramDrafter()).complete([asked(depth=0)] * AFTER)
