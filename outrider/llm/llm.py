@@ -242,13 +242,16 @@ class LLM:
         self,
         messages: Sequence[Mapping[str, str]],
         sampling_params: SamplingParams | None = None,
+        **how: Any,
     ) -> list[Completion]:
         """Answers a conversation through the model's chat template.
+
+        `how` is `depth`, `rule`, `drafter` and `trace`, as in `generate`.
 
         Raises:
             InvalidConfig: a tokenizer without a chat template; and whatever `generate` raises.
         """
-        return self.generate([self.tokenizer.chat(messages)], sampling_params)
+        return self.generate([self.tokenizer.chat(messages)], sampling_params, **how)
 
     def _of(self, prompt: Prompt, params: SamplingParams, how: How) -> list[Request]:
         if isinstance(prompt, str):
