@@ -9,8 +9,15 @@ import pytest
 
 from outrider import SamplingParams
 from outrider.decoding import Draft
-from outrider.drafters import CombinedDrafter, Drafter, ModelDrafter, NoDrafter, ProtocolDrafter
-from outrider.engine import Emitter, Engine, Requests
+from outrider.drafters import (
+    CombinedDrafter,
+    Drafter,
+    ModelDrafter,
+    NoDrafter,
+    ProtocolDrafter,
+    SuffixDrafter,
+)
+from outrider.engine import Emitter, Engine, Requests, group
 from outrider.models.protocol import ProtocolTarget
 from outrider.tree import TokenTree, TreeBudget
 from outrider.types import Completion, Delta, Request, SpeculativeMetrics
@@ -138,6 +145,23 @@ def test_a_trace_has_the_laws_probabilities(rule: str, kind: str) -> None:
                 wanted = _row(DRAFT, before)[token]
                 assert one.draft_probs[j] == pytest.approx(wanted, rel=1e-5)
     assert kind in seen
+
+
+@pytest.mark.parametrize("rule", ["recursive", "hybrid", "hybrid-traversal", "match"])
+def test_wide_rows_are_told_as_small_ones_are(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their laws are made on demand, and where all branches end early there may be none to make."""
+    params = SamplingParams(max_tokens=30, seed=4, temperature=0.8, repetition_penalty=1.1)
+    made = []
+    for at_once in (1 << 19, 0):
+        monkeypatch.setattr(group, "_AT_ONCE", at_once)
+        suffix = SuffixDrafter(spec_factor=4.0, min_prob=0.0)
+        requests = served(CombinedDrafter([suffix, model()]), TreeBudget(2, 8))
+        asked = [Request((1, 2, 3)[:n], params, rule=rule, trace=True) for n in (1, 2, 3)]
+        made.append(requests.complete(asked))
+    for few, wide in zip(*made, strict=True):
+        assert few.token_ids == wide.token_ids
+        for one, other in zip(few.trace or (), wide.trace or (), strict=True):
+            assert one.target_probs == pytest.approx(other.target_probs)
 
 
 def _row(law, before: int):
