@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Sequenced
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from outrider.config import SamplingParams
@@ -22,6 +23,9 @@ class Request:
         sample: index among the `n` samples of the prompt; part of every noise address.
         rule: verification rule of this request; None chooses by `sampling`.
         depth: tokens drafted per round at most; 0 switches speculation off for this request.
+        drafter: who drafts instead of the engine's own: `none`, a part of its combination, or one
+            that needs no model.
+        trace: note every round (`RoundTrace`).
     """
 
     prompt: tuple[int, ...]
@@ -29,6 +33,18 @@ class Request:
     sample: int = 0
     rule: str | None = None
     depth: int | None = None
+    drafter: str | None = None
+    trace: bool = False
+
+
+@dataclass(slots=True)
+class StageTimes:
+    """Seconds of one round by stage; all there when the round is over."""
+
+    draft_s: float = 0.0
+    score_s: float = 0.0
+    verify_s: float = 0.0
+    commit_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -130,6 +146,11 @@ class SpeculativeMetrics:
         """committed / wall seconds, prompt reading included."""
         return self.committed / self.wall_s if self.wall_s else 0.0
 
+    @property
+    def other_s(self) -> float:
+        """wall_s less draft, score, verify and commit seconds; the five sum to wall_s."""
+        return max(0.0, self.wall_s - self.draft_s - self.score_s - self.verify_s - self.commit_s)
+
     def as_dict(self) -> dict[str, Any]:
         """Every count and figure, ready for JSON."""
         return {
@@ -151,6 +172,7 @@ class SpeculativeMetrics:
             "score_s": self.score_s,
             "verify_s": self.verify_s,
             "commit_s": self.commit_s,
+            "other_s": self.other_s,
             "wall_s": self.wall_s,
         }
 
@@ -166,8 +188,20 @@ class SpeculativeMetrics:
             "tokens_per_step_avg",
             "speedup_estimate",
             "tokens_per_s",
+            "other_s",
         )
-        return {name: str(getattr(cls, name).__doc__) for name in names}
+        return {**{name: str(getattr(cls, name).__doc__) for name in names}, **SECONDS}
+
+
+SECONDS = {
+    "draft_s": "drafters at work; a text counts every round it took part in whole, and its prompt",
+    "score_s": "the target's forwards, those that read prompts too; texts count as for draft_s",
+    "verify_s": "laws, sampling controls and the rule; texts count as for draft_s",
+    "commit_s": "caches moved, text assembled, stop rules; texts count as for draft_s",
+    "wall_s": "in all, steps of the engine; of a text, from its request to the end of its last "
+    "round, waiting for others and for its reader included; of a command, as its user waits",
+}
+"""What the measured seconds are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +223,86 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenProvenance:
+    """Where one token of a text came from.
+
+    Attributes:
+        source: `draft` is accepted, `correction` and `bonus` are the target's own.
+        drafter: who guessed it, in a combination which part; None for the target's own.
+        depth: its level in the round's tree, 1 for the first; None for the target's own.
+        round: which of the text's rounds, from 0.
+    """
+
+    source: Source
+    drafter: str | None
+    depth: int | None
+    round: int
+
+
+def _provenance(
+    sources: Sequenced[Source], drafters: Sequenced[str | None], first: int
+) -> Iterator[TokenProvenance]:
+    """One record per token; a round goes down one path and ends with the target's own token."""
+    depth, number = 0, first
+    for source, drafter in zip(sources, drafters or [None] * len(sources), strict=True):
+        depth += 1
+        if source == "draft":
+            yield TokenProvenance(source, drafter, depth, number)
+        else:
+            yield TokenProvenance(source, None, None, number)
+            depth, number = 0, number + 1
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTrace:
+    """One round of one text as it went: candidates, their laws in short, the path kept, times.
+
+    Row 0 is the text as it stood and drafted token j is row j + 1.
+
+    Attributes:
+        round: which of the text's rounds, from 0.
+        position: tokens of the text, its prompt included, before the round.
+        rule: the verification rule.
+        allowed: levels the text might draft.
+        tokens: the drafted tokens.
+        parents: the row each of them follows.
+        drafters: who drafted each.
+        kinds: how each was drawn: `point` (certain), `iid`, `without` or `tail`.
+        draft_probs: each token's probability under the law it was drawn from, before any sibling is
+            left out of it; None where it is certain.
+        target_probs: its probability under the target's law at its parent's row, after the
+            request's sampling controls.
+        path: rows that were accepted, from the root down.
+        added: the token the target adds behind them.
+        source: `correction` or `bonus`, what that one is.
+        kept: how many of path and added token stayed after stop rules.
+        num_texts: texts that went through the round together and share its times.
+        times: the round's seconds.
+    """
+
+    round: int
+    position: int
+    rule: str
+    allowed: int
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    drafters: tuple[str, ...]
+    kinds: tuple[str, ...]
+    draft_probs: tuple[float | None, ...]
+    target_probs: tuple[float, ...]
+    path: tuple[int, ...]
+    added: int
+    source: Source
+    kept: int
+    num_texts: int
+    times: StageTimes
+
+    def as_dict(self) -> dict[str, Any]:
+        """The record, ready for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """What one round added to one text.
 
@@ -202,6 +316,9 @@ class Delta:
         stop_reason: the stop string or stop token id that ended the text; None for the end of text.
         lossless: False where the rule that verifies the text changes its law.
         logprobs: one record per new token; None where the request did not ask.
+        drafters: who guessed each token; None for the target's own.
+        round: which of the text's rounds this was, from 0.
+        trace: the round as it went; None where the request did not ask.
     """
 
     index: int
@@ -212,6 +329,14 @@ class Delta:
     stop_reason: str | int | None = None
     lossless: bool = True
     logprobs: tuple[TokenLogprob, ...] | None = None
+    drafters: tuple[str | None, ...] = ()
+    round: int = 0
+    trace: RoundTrace | None = None
+
+    @property
+    def provenance(self) -> tuple[TokenProvenance, ...]:
+        """Where each token came from, made when it is asked for."""
+        return tuple(_provenance(self.sources, self.drafters, self.round))
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +359,13 @@ class Completion:
     rule: str
     lossless: bool = True
     logprobs: tuple[TokenLogprob, ...] | None = None
+    drafters: tuple[str | None, ...] = ()
+    trace: tuple[RoundTrace, ...] | None = None
+
+    @property
+    def provenance(self) -> tuple[TokenProvenance, ...]:
+        """Where each token came from, made when it is asked for."""
+        return tuple(_provenance(self.sources, self.drafters, 0))
 
     @classmethod
     def of(
@@ -256,4 +388,8 @@ class Completion:
             logprobs=None
             if last.logprobs is None
             else tuple(one for delta in deltas for one in delta.logprobs or ()),
+            drafters=tuple(name for delta in deltas for name in delta.drafters),
+            trace=None
+            if last.trace is None
+            else tuple(delta.trace for delta in deltas if delta.trace is not None),
         )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,12 +16,13 @@ from outrider.cli.sources import SourceSpans
 from outrider.cli.timing import Run, measure, warm_up
 from outrider.config import SamplingParams
 from outrider.errors import EmptyPrompt, InvalidConfig
-from outrider.types import Delta
+from outrider.types import Delta, SpeculativeMetrics
 
 if TYPE_CHECKING:
     from outrider.llm import LLM
 
 LAW = SamplingParams()
+STAGES = ("draft", "score", "verify", "commit", "other")
 
 
 def generate(
@@ -68,6 +71,15 @@ def generate(
     compare: Annotated[
         bool, typer.Option("--compare", help="Decode plainly too and print both speeds.")
     ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace",
+            metavar="FILE",
+            help="Write every round here, a line of JSON each: candidates, their probabilities, "
+            "the path kept, times.",
+        ),
+    ] = None,
 ) -> int:
     """Continue a prompt.
 
@@ -82,6 +94,7 @@ def generate(
       outrider generate --temperature 0.8 --width 3 --nodes 12 "def parse("
       outrider generate --model ./llama --drafter draft:./llama-small --file prompt.txt
       outrider generate --repetition-penalty 1.2 --no-repeat-ngram 4 --bad-word TODO "def f("
+      outrider generate --drafter ngram+draft --trace rounds.jsonl "def f("
       git log -1 | outrider generate --max-tokens 40 --stop "." --json
     """
     text = options.read_prompt(prompt, file)
@@ -89,6 +102,10 @@ def generate(
         raise EmptyPrompt("the prompt is empty; give at least one character to continue from")
     if logprobs is not None and not json_output:
         raise InvalidConfig(f"logprobs={logprobs} are shown as JSON alone; add --json")
+    if trace is not None and compare:
+        raise InvalidConfig(
+            f"trace={str(trace)!r} takes time of its own, and --compare measures; leave one out"
+        )
     sampling = SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
@@ -113,12 +130,14 @@ def generate(
         lossless=not lossy, share_prefixes=not compare,
     )  # fmt: skip
     sampling, loading = _settled(sampling, loading)
-    llm = loading.load()
-    tokens = llm.tokenizer.encode(text)
-    if compare:
-        warm_up(llm, tokens, sampling)
-    show = None if json_output else _Screen(llm, tokens)
-    run = measure(llm, tokens, sampling, show=show)
+    with nullcontext() if trace is None else trace.open("w", encoding="utf-8") as rounds:
+        llm = loading.load()
+        tokens = llm.tokenizer.encode(text)
+        if compare:
+            warm_up(llm, tokens, sampling)
+        show = None if json_output else _Screen(llm, tokens)
+        tracing = rounds is not None
+        run = measure(llm, tokens, sampling, show=_traced(rounds, show), trace=tracing)
     plain = measure(llm, tokens, sampling, depth=0) if compare and not run.interrupted else None
     interrupted = run.interrupted or (plain is not None and plain.interrupted)
     if interrupted:
@@ -131,6 +150,7 @@ def generate(
             "rule": loading.rule,
             "lossless": run.lossless,
             "cache": llm.info()["cache"],
+            "definitions": SpeculativeMetrics.definitions(),
         }
         typer.echo(json.dumps({**run.as_dict(), **settled, **_compared(run, plain, comparable)}))
     else:
@@ -157,6 +177,23 @@ def _settled(
     if sampling.seed is None:
         sampling = replace(sampling, seed=fresh_seed())
     return sampling, replace(loading, rule=rule)
+
+
+def _traced(
+    rounds: IO[str] | None, show: Callable[[Delta], None] | None
+) -> Callable[[Delta], None] | None:
+    """Writes each round before it is shown; Ctrl-C loses the one under way at most."""
+    if rounds is None:
+        return show
+
+    def write(delta: Delta) -> None:
+        if delta.trace is not None:
+            rounds.write(json.dumps(delta.trace.as_dict()) + "\n")
+            rounds.flush()
+        if show is not None:
+            show(delta)
+
+    return write
 
 
 class _Screen:
@@ -187,6 +224,13 @@ def _close(run: Run, plain: Run | None, cache: dict[str, Any] | None, *, compara
         f"acceptance rate {metrics.acceptance_rate:.2f}, "
         f"mean acceptance length {metrics.mean_acceptance_length:.2f}"
         + (" (interrupted)" if run.interrupted else ""),
+        style="dim",
+    )
+    seconds = ((name, getattr(metrics, f"{name}_s")) for name in STAGES)
+    note.print(
+        f"{metrics.wall_s:.2f} s: "
+        + ", ".join(f"{name} {spent:.2f}" for name, spent in seconds)
+        + f" (other: {SpeculativeMetrics.definitions()['other_s']})",
         style="dim",
     )
     if cache is not None:

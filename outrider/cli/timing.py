@@ -42,6 +42,11 @@ class Run:
         return [source for delta in self.deltas for source in delta.sources]
 
     @property
+    def provenance(self) -> list[dict[str, Any]]:
+        """Who guessed each token, at which depth and in which round."""
+        return [asdict(record) for delta in self.deltas for record in delta.provenance]
+
+    @property
     def lossless(self) -> bool:
         """Whether the text has the target's law."""
         return all(delta.lossless for delta in self.deltas)
@@ -59,6 +64,7 @@ class Run:
             "text": self.text,
             "token_ids": self.token_ids,
             "sources": self.sources,
+            "provenance": self.provenance,
             "logprobs": self.logprobs,
             "finish_reason": last.finish_reason if last else None,
             "stop_reason": last.stop_reason if last else None,
@@ -74,13 +80,14 @@ def measure(
     *,
     depth: int | None = None,
     show: Callable[[Delta], None] | None = None,
+    trace: bool = False,
 ) -> Run:
     """Makes one text, shows its deltas as they come, and stops cleanly at Ctrl-C."""
     run = Run()
     before = deepcopy(llm.metrics)
     started = time.perf_counter()
     try:
-        for delta in llm.stream(prompt, sampling, depth=depth):
+        for delta in llm.stream(prompt, sampling, depth=depth, trace=trace):
             run.deltas.append(delta)
             if show is not None:
                 show(delta)

@@ -61,6 +61,8 @@ class Draft:
             different drafters drew them; None stands for row `b * N + j`, a chain's own.
         kinds_BN: int64, the Kind of each node; None where all are of the one in `kinds`.
         kinds: the kinds that occur, known without reading a tensor.
+        part_BN: int64, which part of a combination of drafters drafted node j; None where one
+            drafter drafted all. No rule looks at it.
     """
 
     tree: TokenTree
@@ -68,6 +70,7 @@ class Draft:
     law_rows_BN: Int64[Tensor, "B N"] | None = None
     kinds_BN: Int64[Tensor, "B N"] | None = None
     kinds: frozenset[Kind] = frozenset({Kind.POINT})
+    part_BN: Int64[Tensor, "B N"] | None = None
 
     @classmethod
     def chain(
@@ -79,11 +82,12 @@ class Draft:
 
     def to(self, device: torch.device) -> Draft:
         """The same draft on a device."""
-        rows, kinds = (
-            None if part is None else part.to(device) for part in (self.law_rows_BN, self.kinds_BN)
+        rows, kinds, part = (
+            None if one is None else one.to(device)
+            for one in (self.law_rows_BN, self.kinds_BN, self.part_BN)
         )
         law = None if self.law is None else self.law.to(device)
-        return Draft(self.tree.to(device), law, rows, kinds, self.kinds)
+        return Draft(self.tree.to(device), law, rows, kinds, self.kinds, part)
 
     def law_rows(self) -> Int64[Tensor, "B N"]:
         """Rows of `law`, written out."""

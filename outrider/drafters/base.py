@@ -128,6 +128,11 @@ class Drafter(ABC):
         """
         return target
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names that a draft's `part_BN` counts through: of a combination those of its parts."""
+        return (self.name,)
+
     def unread(self, text: Sequence) -> int:
         """Tokens of the text that `propose` would read first; 0 for who has no cache."""
         return 0
@@ -144,6 +149,10 @@ class Drafter(ABC):
 
         Called before any work, in the thread of whoever asks for the text.
         """
+
+    def never_asked(self) -> tuple[str, ...]:
+        """Names of the models loaded for it that have drafted nothing yet, and nobody knows why."""
+        return ()
 
     @abstractmethod
     def propose(

@@ -28,12 +28,16 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Node:
-    """A drafted token in plain numbers; `law_row` counts from the first of all parts' laws."""
+    """A drafted token in plain numbers.
+
+    `law_row` counts from the first of all parts' laws, `part` through the combination's names.
+    """
 
     token: int
     parent: int
     kind: int
     law_row: int
+    part: int
 
 
 class CombinedDrafter(Drafter):
@@ -70,6 +74,16 @@ class CombinedDrafter(Drafter):
             target = drafter.attach(target)
         return target
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all parts."""
+        return tuple(name for drafter in self.drafters for name in drafter.names)
+
+    def _first_names(self, asked: Sequenced[Drafter]) -> list[int]:
+        """Where the names of some of the drafters begin among all."""
+        counts = [len(drafter.names) for drafter in self.drafters]
+        return [sum(counts[: self.drafters.index(drafter)]) for drafter in asked]
+
     def propose(
         self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws
     ) -> Draft:
@@ -80,17 +94,18 @@ class CombinedDrafter(Drafter):
             able = self._certain if draws.max_certain or not self._drawing else ()
             asked = (*self._drawing[:1], *able)
             drafts = [drafter.propose(texts, depths, draws) for drafter in asked]
-            return _Parts(drafts).grafted(draws.trees.nodes)
+            return _Parts(drafts, self._first_names(asked)).grafted(draws.trees.nodes)
         return self._longest(texts, depths, draws)
 
     def _longest(
         self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws
     ) -> Draft:
         drafts: list[Draft] = []
+        order = (*self._certain, *self._drawing)
         chosen: list[int | None] = [None] * len(texts)
         left = list(depths)
         lengths = [0] * len(texts)
-        for drafter in (*self._certain, *self._drawing):
+        for drafter in order:
             if drafts and not any(left):
                 break
             draft = drafter.propose(texts, left, draws)
@@ -100,7 +115,7 @@ class CombinedDrafter(Drafter):
                     chosen[b], lengths[b] = len(drafts), count
                     left[b] = left[b] if drafter.certain and count < left[b] else 0
             drafts.append(draft)
-        return _Parts(drafts).side_by_side(chosen)
+        return _Parts(drafts, self._first_names(order[: len(drafts)])).side_by_side(chosen)
 
     def observe(
         self, text: Sequence, tokens: Sequenced[int], logits_nV: Float[Tensor, "n V"]
@@ -114,6 +129,10 @@ class CombinedDrafter(Drafter):
         """Asks all of them."""
         for drafter in self.drafters:
             drafter.expect(num_prompt)
+
+    def never_asked(self) -> tuple[str, ...]:
+        """Those of all of them."""
+        return tuple(name for drafter in self.drafters for name in drafter.never_asked())
 
     def unread(self, text: Sequence) -> int:
         """What the one with the most to read has left."""
@@ -146,10 +165,10 @@ class CombinedDrafter(Drafter):
 
 
 class _Parts:
-    """Drafts of the same texts taken apart."""
+    """Drafts of the same texts taken apart; `names` says where those of each begin."""
 
-    def __init__(self, drafts: Sequenced[Draft]) -> None:
-        self._drafts = drafts
+    def __init__(self, drafts: Sequenced[Draft], names: Sequenced[int]) -> None:
+        self._drafts, self._names = drafts, names
         self._laws = [draft.law for draft in drafts if draft.law is not None]
         self._first: list[int] = []
         num_rows = 0
@@ -164,6 +183,9 @@ class _Parts:
                     draft.tree.parents_BN,
                     draft.node_kinds(),
                     draft.law_rows(),
+                    torch.zeros_like(draft.tree.tokens_BN)
+                    if draft.part_BN is None
+                    else draft.part_BN,
                     draft.tree.counts_B,
                 )
             ]
@@ -183,13 +205,14 @@ class _Parts:
 
     def _nodes(self, which: int, b: int) -> list[_Node]:
         """The nodes of one draft's tree."""
-        tokens, parents, kinds, rows, counts = self._lists[which]
+        tokens, parents, kinds, rows, parts, counts = self._lists[which]
         return [
             _Node(
                 tokens[b][j],
                 parents[b][j],
                 kinds[b][j],
                 0 if kinds[b][j] == Kind.POINT else self._first[which] + rows[b][j],
+                self._names[which] + parts[b][j],
             )
             for j in range(counts[b])
         ]
@@ -207,13 +230,11 @@ class _Parts:
         if any(node.kind == Kind.TAIL for node in whole):
             # A tail leaves out its certain siblings, of which there must be no others.
             return whole
-        points = merged(
-            [PointTree(tuple(n.token for n in t), tuple(n.parent for n in t)) for t in trees],
-            max_nodes - len(whole),
-        )
+        points = merged([_points(nodes) for nodes in trees], max_nodes - len(whole))
         before = len(whole)
-        for token, parent in zip(points.tokens, points.parents, strict=True):
-            whole.append(_Node(token, parent + before if parent else 0, Kind.POINT, 0))
+        found = zip(points.tokens, points.parents, points.origins, strict=True)
+        for token, parent, part in found:
+            whole.append(_Node(token, parent + before if parent else 0, Kind.POINT, 0, part))
         return whole
 
     def _draft(self, texts: list[list[_Node]]) -> Draft:
@@ -223,11 +244,20 @@ class _Parts:
             [[node.parent for node in nodes] for nodes in texts],
         )
         kinds = frozenset(Kind(node.kind) for nodes in texts for node in nodes)
+        part_BN = _table([[node.part for node in nodes] for nodes in texts], tree)
         if kinds <= {Kind.POINT}:
-            return Draft(tree, None)
+            return Draft(tree, None, part_BN=part_BN)
         rows_BN = _table([[node.law_row for node in nodes] for nodes in texts], tree)
         kinds_BN = _table([[node.kind for node in nodes] for nodes in texts], tree)
-        return Draft(tree, _stacked(self._laws), rows_BN, kinds_BN, kinds)
+        return Draft(tree, _stacked(self._laws), rows_BN, kinds_BN, kinds, part_BN)
+
+
+def _points(nodes: list[_Node]) -> PointTree:
+    return PointTree(
+        tuple(node.token for node in nodes),
+        tuple(node.parent for node in nodes),
+        tuple(node.part for node in nodes),
+    )
 
 
 def _table(rows: list[list[int]], tree: TokenTree) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from collections.abc import Sequence as Sequenced
 
 import torch
@@ -35,6 +36,9 @@ class ModelDrafter(Drafter):
     A text whose drafted token had less than `confidence` under the draft's own law (before the
     request's controls) drafts no further in the round. Whether a chain goes on depends on the
     tokens already drafted alone, so every rule stays what it is.
+
+    `remake` takes the model and returns the one to go on with when the target has new weights; it
+    is for models made from the target's own. Another stays as it is.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class ModelDrafter(Drafter):
         chunk: int = 512,
         name: str = "draft",
         confidence: float = 0.0,
+        remake: Callable[[Target], Target] | None = None,
     ) -> None:
         check_between("confidence", confidence, 0.0, 1.0)
         self.model = model
@@ -52,12 +57,13 @@ class ModelDrafter(Drafter):
         self.confidence = confidence
         self.vocab_size = model.vocab_size
         self.chunk = chunk
+        self._remake = remake
         self._width = vocab_size
         self._last = model.vocab_size - 1
         self._handles: dict[int, int] = {}
         # What was read of each text's draft this round, in the order of the staged rows.
         self._drafted: dict[int, list[Node]] = {}
-        self._warned = False
+        self._warned = self._asked = False
 
     def expect(self, num_prompt: int) -> None:
         """Warns of a prompt that fills the draft model's context: nothing is drafted after it."""
@@ -71,6 +77,10 @@ class ModelDrafter(Drafter):
                 OutriderWarning,
                 stacklevel=2,
             )
+
+    def never_asked(self) -> tuple[str, ...]:
+        """Its name until it has drafted, unless it was said why it does not."""
+        return () if self._asked or self._warned else (self.name,)
 
     def unread(self, text: Sequence) -> int:
         """Tokens of the text that the draft has not read; 0 where it reads no more of it."""
@@ -94,6 +104,7 @@ class ModelDrafter(Drafter):
         ]
         members = [b for b, depth in enumerate(depths) if depth > 0]
         pending = [self._pending(texts[b]) for b in members]
+        self._asked = self._asked or bool(members)
         for b in members:
             self._drafted[texts[b].key] = []
         if draws.trees is not None and self.model.scores_trees and members:
@@ -210,6 +221,11 @@ class ModelDrafter(Drafter):
         handle = self._handles.get(text.key)
         if handle is not None:
             self.model.discard(handle)
+
+    def target_changed(self) -> None:
+        """Makes the model anew where it was made from the target's weights."""
+        if self._remake is not None:
+            self.model = self._remake(self.model)
 
     def close(self, text: Sequence) -> None:
         """Gives the text's cache back."""

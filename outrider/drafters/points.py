@@ -18,11 +18,12 @@ class PointTree:
     """Tokens and parent rows of one tree, as of `TokenTree`: row 0 is the text, node j row j + 1.
 
     Each row's first child is its likeliest, and the path of first children comes first: attention
-    over it is that of a chain.
+    over it is that of a chain. `origins` may say where each token came from; merging keeps it.
     """
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
+    origins: tuple[int, ...] = ()
 
     @property
     def chain(self) -> list[int]:
@@ -81,36 +82,44 @@ def best_first(place: Place, successors: Successors[Place], budget: Budget) -> P
     return _Growth(successors, budget).grown(place)
 
 
-def ordered(tokens: Sequence[int], parents: Sequence[int]) -> PointTree:
+def ordered(
+    tokens: Sequence[int], parents: Sequence[int], origins: Sequence[int] = ()
+) -> PointTree:
     """The same tree depth first, each row's children in the order they had."""
     below: list[list[int]] = [[] for _ in range(len(tokens) + 1)]
     for node, parent in enumerate(parents):
         below[parent].append(node + 1)
-    new_tokens: list[int] = []
+    rows: list[int] = []
     new_parents: list[int] = []
     stack = [(row, 0) for row in reversed(below[0])]
     while stack:
         row, parent = stack.pop()
-        new_tokens.append(tokens[row - 1])
+        rows.append(row)
         new_parents.append(parent)
-        place = len(new_tokens)
+        place = len(rows)
         stack += [(child, place) for child in reversed(below[row])]
-    return PointTree(tuple(new_tokens), tuple(new_parents))
+    return PointTree(
+        tuple(tokens[row - 1] for row in rows),
+        tuple(new_parents),
+        tuple(origins[row - 1] for row in rows) if origins else (),
+    )
 
 
 def merged(trees: Sequence[PointTree], num_nodes: int) -> PointTree:
     """One tree of several, equal paths once; where there is no room the later trees' nodes go."""
     tokens: list[int] = []
     parents: list[int] = []
+    origins: list[int] = []
     known: dict[tuple[int, int], int] = {}
     for tree in trees:
         rows = [0]
-        for token, parent in zip(tree.tokens, tree.parents, strict=True):
+        for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
             above = rows[parent]
             row = -1 if above < 0 else known.get((above, token), -1)
             if row < 0 <= above and len(tokens) < num_nodes:
                 tokens.append(token)
                 parents.append(above)
+                origins += tree.origins[node : node + 1]
                 row = known[above, token] = len(tokens)
             rows.append(row)
-    return ordered(tokens, parents)
+    return ordered(tokens, parents, origins)

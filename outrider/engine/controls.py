@@ -57,6 +57,8 @@ class Controls:
 
     def probs(self, adjusted_RV: Tensor, owners: Sequenced[int]) -> Tensor:
         """Processed laws `[R, V]` of adjusted logits, float32 (float64 stays float64)."""
+        if not owners:
+            return adjusted_RV if adjusted_RV.dtype == torch.float64 else adjusted_RV.float()
         rows = torch.tensor(owners)
         return processed_probs(
             adjusted_RV,

@@ -6,9 +6,27 @@ from dataclasses import dataclass, replace
 
 from outrider.decoding import RULES
 from outrider.engine.text import Decodes, TextAssembler
+from outrider.engine.told import NOTHING, Told
 from outrider.errors import InvalidConfig
 from outrider.sequence import Sequence
-from outrider.types import Delta, FinishReason, Source, TokenLogprob
+from outrider.types import Delta, FinishReason, Source
+
+
+@dataclass(frozen=True, slots=True)
+class Gained:
+    """What a round offers one text, token by token; stop rules may cut it.
+
+    Attributes:
+        tokens: the accepted tokens and the target's own.
+        sources: where each came from.
+        drafters: who guessed it; None for the target's own.
+        told: what the request asked to be told.
+    """
+
+    tokens: list[int]
+    sources: list[Source]
+    drafters: list[str | None]
+    told: Told = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,46 +79,35 @@ class Emitter:
                 f"stop={text.request.sampling.stop!r} needs a tokenizer; use LLM, or stop_token_ids"
             )
 
-    def keep(
-        self,
-        text: Sequence,
-        tokens: list[int],
-        sources: list[Source],
-        logprobs: tuple[TokenLogprob, ...] | None = None,
-    ) -> int:
+    def keep(self, text: Sequence, gained: Gained) -> int:
         """Settles the tokens up to and including the first that ends the text; returns how many.
 
         The outcome is noted whole before the text changes, so that `emit` can finish what an
         interrupt broke off.
         """
-        cut = self._cut(text, tokens, sources)
-        if logprobs is not None:
-            told = logprobs[: len(cut.delta.token_ids)]
-            cut = replace(cut, delta=replace(cut.delta, logprobs=told))
-        kept = self._kept[text.key] = cut
+        kept = self._kept[text.key] = self._cut(text, gained)
         kept.settle(text)
         return len(kept.delta.token_ids)
 
-    def emit(self, text: Sequence) -> bool:
-        """Hands out the delta of what was kept last; False where nothing was."""
+    def emit(self, text: Sequence) -> None:
+        """Hands out the delta of what was kept last, if anything was."""
         kept = self._kept.get(text.key)
         if kept is None:
-            return False
+            return
         kept.settle(text)
         if kept.assembler is not None:
             self._assemblers[text.key] = kept.assembler
         kept.hand_out(text)
         del self._kept[text.key]
-        return True
 
-    def _cut(self, text: Sequence, tokens: list[int], sources: list[Source]) -> Kept:
+    def _cut(self, text: Sequence, gained: Gained) -> Kept:
         assembler = self._assemblers.get(text.key)
         assembler = assembler and assembler.copy()
         params = text.request.sampling
         finish: FinishReason | None = None
         reason: str | int | None = None
         num = 0
-        for num, token in enumerate(tokens, start=1):
+        for num, token in enumerate(gained.tokens, start=1):
             late = text.num_output + num >= params.min_tokens
             if token in params.stop_token_ids:
                 finish, reason = "stop", token
@@ -112,7 +119,7 @@ class Emitter:
                 finish = "length"
             if finish is not None:
                 break
-        new = ""
+        new, told = "", gained.told
         if assembler and finish is None:
             new = assembler.take()
         elif assembler:
@@ -120,11 +127,15 @@ class Emitter:
         delta = Delta(
             index=text.request.sample,
             text=new,
-            token_ids=tuple(tokens[:num]),
-            sources=tuple(sources[:num]),
+            token_ids=tuple(gained.tokens[:num]),
+            sources=tuple(gained.sources[:num]),
             finish_reason=finish,
             stop_reason=reason,
             lossless=text.rule in RULES,
+            logprobs=told.logprobs and told.logprobs[:num],
+            drafters=tuple(gained.drafters[:num]),
+            round=len(text.outbox),
+            trace=told.trace and replace(told.trace, kept=num),
         )
         return Kept(len(text.tokens), len(text.outbox), delta, assembler)
 

@@ -15,16 +15,16 @@ import torch
 
 from outrider.decoding import Draft, Verdict, rule_named
 from outrider.drafters.base import Drafter
-from outrider.drafters.none import NoDrafter
+from outrider.engine.choice import Choice
 from outrider.engine.draws import GroupDraws
-from outrider.engine.emit import Emitter
+from outrider.engine.emit import Emitter, Gained
 from outrider.engine.group import Group, Scores, alphas, score
 from outrider.engine.laps import Laps
-from outrider.engine.logprobs import Told, logprobs
 from outrider.engine.memory import out_of_memory
 from outrider.engine.observe import show_rows
 from outrider.engine.reading import Turn
 from outrider.engine.scheduler import Scheduler
+from outrider.engine.told import Told, added_source, names_of, told
 from outrider.errors import UnsupportedModel
 from outrider.models.base import Target
 from outrider.sequence import Sequence
@@ -66,18 +66,18 @@ class Engine:
             )
         self.target = target = drafter.attach(target)
         self.drafter = drafter
+        self.choice = Choice(drafter)
         self.trees = trees
         self.metrics = SpeculativeMetrics()
         self._lock = threading.RLock()
         self._emitter = emitter
         self._chunk = chunk
-        self._plain = NoDrafter()
         self._scheduler = Scheduler(target, max_texts)
-        self._groups: dict[tuple[bool, str], Group] = {}
+        self._groups: dict[tuple[int, str], Group] = {}
 
     def step(self) -> None:
         """One round of every active text; one with a long prompt reads a chunk of it instead."""
-        with self._lock, torch.inference_mode():
+        with self._lock, self._measured(), torch.inference_mode():
             # An interrupt may have come between a text's end and its release.
             self._release_finished()
             for group in self._admit():
@@ -95,7 +95,8 @@ class Engine:
 
     def _round(self, group: Group) -> None:
         """The route of one group: propose, score, verify, commit, emit."""
-        with self._all_or_nothing(group), Laps(self.metrics, group.stats) as lap:
+        with self._all_or_nothing(group):
+            lap = Laps(self.metrics, group.texts)
             noise_B = group.noise()
             draws = GroupDraws(group, noise_B, self.target.vocab_size)
             draft = group.drafter.propose(group.texts, group.depths(), draws)
@@ -105,7 +106,7 @@ class Engine:
             laws = scores.laws(group)
             verdict = group.rule.verify(draft, laws, noise_B)
             alphas_B = alphas(group, draft, laws, verdict)
-            told_B = logprobs(group, draft, scores, laws, verdict)
+            told_B = told(group, draft, scores, laws, verdict, lap.times)
             lap("verify_s")
             if group.drafter.wants_rows:
                 show_rows(group, draft, scores, verdict)
@@ -113,28 +114,41 @@ class Engine:
             self._emit(group)
             lap("commit_s")
 
+    @contextmanager
+    def _measured(self) -> Iterator[None]:
+        """Adds the time of a step to the metrics, whatever becomes of it."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.metrics.wall_s += time.perf_counter() - started
+
     def _admit(self) -> list[Group]:
         """Active texts in groups of equal drafter and rule; a group that stays together is kept."""
-        members: dict[tuple[bool, str], list[Sequence]] = {}
+        members: dict[tuple[int, str], list[Sequence]] = {}
         turn = Turn.of(self._scheduler.admit(), self._unread, self._chunk)
         if turn.reader is not None:
             self._read(turn.reader)
         for text in turn.ready:
-            plain = self._drafter(text) is self._plain
-            members.setdefault((plain, text.rule), []).append(text)
-        groups: dict[tuple[bool, str], Group] = {}
+            members.setdefault((id(self._drafter(text)), text.rule), []).append(text)
+        groups: dict[tuple[int, str], Group] = {}
         for key, texts in members.items():
             kept = self._groups.get(key)
-            drafter = self._plain if key[0] else self.drafter
             if kept is None or kept.texts != texts:
-                kept = Group(texts, drafter, rule_named(key[1], lossless=False), self.trees)
+                rule = rule_named(key[1], lossless=False)
+                kept = Group(texts, self._drafter(texts[0]), rule, self.trees)
             groups[key] = kept
         self._groups = groups
         return list(groups.values())
 
     def _drafter(self, text: Sequence) -> Drafter:
         """Who drafts for a text: nobody where it wants no draft, or has room for one token."""
-        return self._plain if min(text.depth, text.remaining - 1) < 1 else self.drafter
+        alone = min(text.depth, text.remaining - 1) < 1
+        return self.choice.plain if alone else self.choice.of(text.request.drafter)
+
+    def _close_draft(self, text: Sequence) -> None:
+        """Has the drafter that its request asked for forget a text."""
+        self.choice.of(text.request.drafter).close(text)
 
     def _unread(self, text: Sequence) -> int:
         """Tokens of an active text that the target, or its drafter, has not read."""
@@ -151,10 +165,12 @@ class Engine:
         assert text.handle is not None
         piece = text.tokens[self.target.length(text.handle) : -1][: self._chunk]
         group = Group([text], self._drafter(text), rule_named(text.rule, lossless=False))
+        lap = Laps(self.metrics, [text])
         try:
             with self._all_or_nothing(group):
                 if piece:
                     self.target.read(text.handle, piece)
+                lap("score_s")
         except Exception as error:
             give_up = self._give_way if out_of_memory(error) else self._fail
             give_up(group, error)
@@ -162,6 +178,7 @@ class Engine:
         try:
             with self._all_or_nothing(group):
                 group.drafter.read(text, self._chunk)
+                lap("draft_s")
         except Exception as error:
             if not out_of_memory(error):
                 self._fail(group, error)
@@ -176,15 +193,13 @@ class Engine:
         scores: Scores,
         verdict: Verdict,
         alphas_B: list[float] | None,
-        told_B: list[Told | None],
+        told_B: list[Told],
     ) -> None:
         """Settles what each text keeps, and moves the caches after it."""
         tree = draft.tree
         tokens, drafted = tree.tokens_BN.tolist(), tree.counts_B.tolist()
         paths, extra = verdict.path_BD.tolist(), verdict.token_B.tolist()
-        accepted = verdict.num_accepted_B.tolist()
-        parents = zip(tree.parents_BN.tolist(), drafted, strict=True)
-        inner = [set(row[:count]) for row, count in parents]
+        accepted, parents = verdict.num_accepted_B.tolist(), tree.parents_BN.tolist()
         in_tree_BT = torch.nn.functional.pad(tree.is_node(), (1, 0))
         levels = (tree.depths() * in_tree_BT).amax(1).tolist()
         for b, text in enumerate(group.texts):
@@ -193,11 +208,14 @@ class Engine:
             text.error = scores.broken(b, path)
             if text.error is not None:
                 continue
-            at_end = (path[-1] if path else 0) not in inner[b]
-            last: Source = "bonus" if at_end else "correction"
             drafts: list[Source] = ["draft"] * len(path)
-            kept_tokens = [*(tokens[b][row - 1] for row in path), extra[b]]
-            kept = self._emitter.keep(text, kept_tokens, [*drafts, last], told_B[b])
+            gained = Gained(
+                [*(tokens[b][row - 1] for row in path), extra[b]],
+                [*drafts, added_source(parents[b][: drafted[b]], path)],
+                [*(names_of(group, draft, b, path)), None],
+                told_B[b],
+            )
+            kept = self._emitter.keep(text, gained)
             pending = self.target.num_staged(text.handle) - drafted[b]
             self.target.commit(
                 text.handle,
@@ -214,8 +232,7 @@ class Engine:
     def _emit(self, group: Group) -> None:
         """Hands each text's reader the tokens settled and not handed out yet."""
         for text in group.texts:
-            if self._emitter.emit(text):
-                text.stats.wall_s = time.perf_counter() - text.started_s
+            self._emitter.emit(text)
 
     @contextmanager
     def _all_or_nothing(self, group: Group) -> Iterator[None]:
@@ -233,9 +250,9 @@ class Engine:
 
     def _spare(self, group: Group, error: Exception) -> None:
         """Out of memory: drop the drafts first, then admit less, then give the text up."""
-        if group.drafter is not self._plain:
+        if group.drafter is not self.choice.plain:
             going = [text for text in group.texts if not text.finished]
-            plain = Group(going, self._plain, group.rule)
+            plain = Group(going, self.choice.plain, group.rule)
             try:
                 self._round(plain)
             except Exception as again:
@@ -253,7 +270,7 @@ class Engine:
         if suspended is None:
             self._fail(group, error)
         else:
-            self.drafter.close(suspended)
+            self._close_draft(suspended)
 
     def _isolate(self, group: Group, error: Exception) -> None:
         """A failure ends the text that caused it: each goes through the round by itself."""
@@ -293,21 +310,21 @@ class Engine:
     def without_caches(self) -> Iterator[None]:
         """A time between rounds at which no text has a cache; each builds its own anew afterwards.
 
-        It is for changing the target's weights, which the drafter is told of.
+        It is for changing the target's weights, which the drafters are told of.
         """
         with self._lock:
             for text in self._scheduler.withdraw():
-                self.drafter.close(text)
+                self._close_draft(text)
             try:
                 yield
             finally:
-                self.drafter.target_changed()
+                self.choice.target_changed()
 
     def cancel(self, text: Sequence) -> None:
         """Takes a text out, finished or not; safe to call twice."""
         with self._lock:
             self._scheduler.release(text)
-            self.drafter.close(text)
+            self._close_draft(text)
             self._emitter.close(text)
 
     def _release_finished(self) -> None:

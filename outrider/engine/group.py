@@ -50,7 +50,6 @@ class Group:
         self.rule = rule
         self.trees = trees if rule.trees else None
         self.controls = Controls(texts)
-        self.stats = [text.stats for text in texts]
         self._seed_B = noise.as_key(text.seed for text in texts)
         self._sample_B = torch.tensor([text.request.sample for text in texts])
 

@@ -11,18 +11,18 @@ from outrider.decoding import Draft, TargetRows, Verdict
 from outrider.engine.group import Group, Scores
 from outrider.types import TokenLogprob
 
-Told = tuple[TokenLogprob, ...]
+Logprobs = tuple[TokenLogprob, ...]
 
 
 def logprobs(
     group: Group, draft: Draft, scores: Scores, laws: TargetRows, verdict: Verdict
-) -> list[Told | None]:
+) -> list[Logprobs | None]:
     """For each text those of its kept tokens and the added one; None for who did not ask.
 
     A token's row is that of its parent: the one it was chosen from, also where it was drafted.
     """
     asked = [b for b, text in enumerate(group.texts) if text.request.sampling.logprobs is not None]
-    told: list[Told | None] = [None] * len(group.texts)
+    told: list[Logprobs | None] = [None] * len(group.texts)
     for b in asked:
         path = verdict.path_BD[b, : int(verdict.num_accepted_B[b])].tolist()
         drafted = draft.tree.tokens_BN[b].tolist()
@@ -33,20 +33,20 @@ def logprobs(
             rows_nV = rows_nV if rows_nV.dtype == torch.float64 else rows_nV.float()
             rows_nV = torch.log_softmax(rows_nV, -1)
         else:
-            rows_nV = _sampled(group, laws, b, [0, *path]).log()
+            rows_nV = sampled(group, laws, b, [0, *path]).log()
         told[b] = of_rows(rows_nV, tokens, params.logprobs or 0)
     return told
 
 
-def _sampled(group: Group, laws: TargetRows, text: int, rows: list[int]) -> Tensor:
-    """Laws of rows of one text."""
+def sampled(group: Group, laws: TargetRows, text: int, rows: list[int]) -> Tensor:
+    """The laws that tokens behind some rows of one text are sampled from."""
     at_n = torch.tensor(rows, device=laws.device) + text * laws.shape[1]
     rows_nV = laws.probs(at_n)
     # Rules that need order alone were given scores.
     return rows_nV if group.rule.needs_probs else group.controls.probs(rows_nV, [text] * len(rows))
 
 
-def of_rows(logprobs_nV: Tensor, tokens: Sequenced[int], num_top: int) -> Told:
+def of_rows(logprobs_nV: Tensor, tokens: Sequenced[int], num_top: int) -> Logprobs:
     """One record per row; among equals the lowest ids stand first, what has no mass is left out."""
     own_n1 = logprobs_nV.gather(1, torch.tensor(tokens, device=logprobs_nV.device)[:, None])
     ranks = ((logprobs_nV > own_n1).sum(-1) + 1).tolist()

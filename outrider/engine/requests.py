@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from outrider import noise
-from outrider.config import SamplingParams, check_whole
+from outrider.config import SamplingParams, check_flag, check_whole
 from outrider.engine.engine import Engine
 from outrider.engine.memory import out_of_memory
 from outrider.engine.settings import resolve_rule
+from outrider.engine.unused import Unused
 from outrider.errors import (
     EmptyPrompt,
     InvalidConfig,
@@ -82,6 +83,7 @@ class Requests:
         self.engine = engine
         self.depth = depth
         self.lossless = lossless
+        self._unused = Unused(engine.choice)
         width = engine.target.vocab_size
         self.end_tokens = frozenset(token for token in end_tokens if 0 <= token < width)
 
@@ -113,6 +115,12 @@ class Requests:
             )
         if request.depth is not None:
             check_whole("depth", request.depth, 0)
+        self.engine.choice.of(request.drafter)
+        if request.drafter == "none" and request.depth:
+            raise InvalidConfig(
+                f"drafter='none' and depth={request.depth!r} contradict each other; give one"
+            )
+        check_flag("trace", request.trace)
         self._rule(request)
 
     def _rule(self, request: Request) -> str:
@@ -146,12 +154,13 @@ class Requests:
     def running(self, requests: list[Request]) -> Iterator[list[Sequence]]:
         """Texts in the engine's queue; taken out again whatever happens."""
         texts = [self.text(request) for request in requests]
-        drafted = [text.num_prompt for text in texts if text.depth > 0]
-        if drafted:
-            self.engine.drafter.expect(max(drafted))
+        for text in texts:
+            if text.depth > 0:
+                self.engine.choice.of(text.request.drafter).expect(text.num_prompt)
         try:
             self.engine.submit(texts)
             yield texts
+            self._unused.saw(texts)
         finally:
             for text in texts:
                 self.engine.cancel(text)

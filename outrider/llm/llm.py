@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -42,6 +42,16 @@ OPTIONS = (
     "share_prefixes",
     "width",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """What a call says of one prompt's speculation; None is the LLM's own."""
+
+    depth: int | None
+    rule: str | None
+    drafter: str | None
+    trace: bool
 
 
 class LLM:
@@ -163,18 +173,24 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        depth: int | None = None,
-        rule: str | None = None,
-        drafter: str | None = None,
+        depth: int | Sequence[int | None] | None = None,
+        rule: str | Sequence[str | None] | None = None,
+        drafter: str | Sequence[str | None] | None = None,
+        trace: bool = False,
     ) -> list[Completion]:
         """Continues prompts, given as text or token ids.
 
+        `sampling_params`, `depth`, `rule` and `drafter` are for all prompts, or a list of one per
+        prompt; None is the LLM's own.
+
         Args:
             prompts: one prompt or several.
-            sampling_params: for all prompts, or one per prompt; None = SamplingParams().
-            depth: tokens drafted per round, instead of the LLM's k; 0 = plain decoding.
-            rule: verification rule, instead of the LLM's.
-            drafter: "none" decodes plainly, as depth=0 does; None is the LLM's own.
+            sampling_params: the law and the end of texts; None = SamplingParams().
+            depth: tokens drafted per round; 0 = plain decoding.
+            rule: verification rule.
+            drafter: who guesses: "none", a part of the LLM's own drafter, ngram, suffix, recycle,
+                or several as a+b; nothing that a model would have to be loaded for.
+            trace: note every round in the completions' `trace`.
 
         Returns:
             One completion per prompt and sample, prompt-major.
@@ -184,13 +200,17 @@ class LLM:
             NonFinite, OutOfMemory: one request failed; the others' completions are in the
                 exception's attribute `completions`.
         """
-        depth = _depth(depth, drafter)
         several = _several(prompts)
         each = _each(sampling_params, len(several))
+        said = [
+            _per_prompt(name, value, len(several))
+            for name, value in (("depth", depth), ("rule", rule), ("drafter", drafter))
+        ]
+        how = [How(*one, trace=trace) for one in zip(*said, strict=True)]
         requests = [
             request
-            for prompt, one in zip(several, each, strict=True)
-            for request in self._of(prompt, one, depth, rule)
+            for prompt, params, one in zip(several, each, how, strict=True)
+            for request in self._of(prompt, params, one)
         ]
         for request in requests:
             self._requests.check(request)
@@ -204,8 +224,9 @@ class LLM:
         depth: int | None = None,
         rule: str | None = None,
         drafter: str | None = None,
+        trace: bool = False,
     ) -> Iterator[Delta]:
-        """Continues one prompt, round by round; `depth`, `rule` and `drafter` as in `generate`.
+        """Continues one prompt, round by round; `depth` and the others as in `generate`.
 
         Raises:
             InvalidConfig: more than one sample; and whatever `generate` raises.
@@ -213,7 +234,7 @@ class LLM:
         (params,) = _each(sampling_params, 1)
         if params.n > 1:
             raise InvalidConfig(f"n={params.n}: a stream carries one text; use generate(...)")
-        (request,) = self._of(prompt, params, _depth(depth, drafter), rule)
+        (request,) = self._of(prompt, params, How(depth, rule, drafter, trace))
         self._requests.check(request)
         return self._requests.stream(request)
 
@@ -221,17 +242,18 @@ class LLM:
         self,
         messages: Sequence[Mapping[str, str]],
         sampling_params: SamplingParams | None = None,
+        **how: Any,
     ) -> list[Completion]:
         """Answers a conversation through the model's chat template.
+
+        `how` is `depth`, `rule`, `drafter` and `trace`, as in `generate`.
 
         Raises:
             InvalidConfig: a tokenizer without a chat template; and whatever `generate` raises.
         """
-        return self.generate([self.tokenizer.chat(messages)], sampling_params)
+        return self.generate([self.tokenizer.chat(messages)], sampling_params, **how)
 
-    def _of(
-        self, prompt: Prompt, params: SamplingParams, depth: int | None, rule: str | None
-    ) -> list[Request]:
+    def _of(self, prompt: Prompt, params: SamplingParams, how: How) -> list[Request]:
         if isinstance(prompt, str):
             tokens = tuple(self.tokenizer.encode(prompt)) if prompt else ()
         else:
@@ -239,8 +261,11 @@ class LLM:
         if not tokens:
             raise EmptyPrompt("the prompt is empty; give at least one character to continue from")
         params = self._spelled(params)
-        rule = self.rule if rule is None else rule
-        return [Request(tokens, params, sample, rule, depth) for sample in range(params.n)]
+        rule = self.rule if how.rule is None else how.rule
+        return [
+            Request(tokens, params, sample, rule, how.depth, how.drafter, how.trace)
+            for sample in range(params.n)
+        ]
 
     def update_weights(self, state: Mapping[str, torch.Tensor]) -> None:
         """Goes on with new weights of the target; texts under way build their caches anew.
@@ -305,18 +330,17 @@ def _instead(asked: Speculation, drafter: str | Drafter, config: Mapping[str, An
     return meant
 
 
-def _depth(depth: int | None, drafter: Any) -> int | None:
-    """The depth of one call, which a drafter of the call's own can only switch off."""
-    if drafter is None:
-        return depth
-    if drafter != "none":
+def _per_prompt(name: str, value: Any, num_prompts: int) -> list[Any]:
+    """One value of `name` for each prompt."""
+    if not isinstance(value, (list, tuple)):
+        return [value] * num_prompts
+    each = list(cast("Sequence[Any]", value))
+    if len(each) != num_prompts:
         raise InvalidConfig(
-            f"drafter={drafter!r}: one call can only do without, with drafter='none'; another "
-            "drafter is for LLM.load"
+            f"{num_prompts} prompts came with {len(each)} values of {name}; give one for all, or "
+            "one per prompt"
         )
-    if depth:
-        raise InvalidConfig(f"drafter='none' and depth={depth!r} contradict each other; give one")
-    return 0
+    return each
 
 
 def _several(prompts: Any) -> list[Any]:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -40,7 +40,7 @@ from outrider.models.hf import (
     model_folder,
     refuse_cache_bytes,
 )
-from outrider.models.quantised import quantised
+from outrider.models.quantised import quantised, quantised_anew
 from outrider.models.recurrent import RecurrentTarget
 from outrider.models.text import TextTokenizer
 
@@ -202,7 +202,7 @@ def load_drafter(
     def made(spec: DrafterSpec) -> Drafter:
         folder = draft_folder(spec, model)
         if folder is not None and spec.kind == "bridge":
-            own = TextTokenizer(folder)
+            warn_of_templates(own := TextTokenizer(folder), tokenizer)
             dictionary = Dictionary.of(tokenizer, own, target().vocab_size)
             return ModelDrafter(BridgedModel(place.load(folder), dictionary), name="bridge")
         if folder is not None:
@@ -218,7 +218,11 @@ def load_drafter(
                     "drafter='int8' needs weights of linear layers alone, and the target has "
                     "recurrent state; use drafter='ngram'"
                 )
-            return ModelDrafter(quantised(own_weights), name="int8")
+            return ModelDrafter(
+                quantised(own_weights),
+                name="int8",
+                remake=lambda old: quantised_anew(cast("HuggingFaceTarget", old), own_weights),
+            )
         without_model: dict[str, Callable[[], Drafter]] = {
             "none": NoDrafter,
             "suffix": options.suffix.drafter,

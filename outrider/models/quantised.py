@@ -111,6 +111,13 @@ def quantised(target: HuggingFaceTarget) -> HuggingFaceTarget:
     return own
 
 
+def quantised_anew(old: HuggingFaceTarget, target: HuggingFaceTarget) -> HuggingFaceTarget:
+    """What takes the place of `old` when the target it was made from has new weights."""
+    own = quantised(target)
+    own.limit_cache(old.cache_plan()["max_bytes"])
+    return own
+
+
 def _sharing_copy(target: HuggingFaceTarget) -> PreTrainedModel:
     """A copy of the model's modules over the same tensors and the same linear layers."""
     model = target.model

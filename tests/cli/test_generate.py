@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -31,6 +32,9 @@ def test_the_text_goes_to_standard_output_and_the_figures_to_standard_error(
     assert (ran.code, ran.out) == (0, escaped(expected) + "\n")
     for word in ("24 tokens", "tokens/s", "acceptance rate", "mean acceptance length"):
         assert word in ran.err
+    assert re.search(
+        r"\d s: draft .*, score .*, verify .*, commit .*, other .*the five sum", ran.err
+    )
     assert "\x1b" not in ran.out + ran.err
 
 
@@ -45,6 +49,29 @@ def test_json_carries_everything(generate: Command) -> None:
     assert report["tokens_equal"] is True
     assert report["plain"]["token_ids"] == report["token_ids"]
     assert report["plain"]["stats"]["drafted"] == 0 < report["stats"]["drafted"]
+    assert [one["source"] for one in report["provenance"]] == report["sources"]
+    guessed = [one for one in report["provenance"] if one["source"] == "draft"]
+    assert guessed and all(one["drafter"] == "ngram" and one["depth"] > 0 for one in guessed)
+    stats = report["stats"]
+    parts = [stats[f"{name}_s"] for name in ("draft", "score", "verify", "commit", "other")]
+    assert sum(parts) == pytest.approx(stats["wall_s"])
+    assert "the five sum to wall_s" in report["definitions"]["other_s"]
+
+
+def test_a_trace_is_a_line_per_round(generate: Command, tmp_path: Path) -> None:
+    file = tmp_path / "rounds.jsonl"
+    ran = generate(PROMPT, "--json", "--trace", str(file), "--drafter", "ngram+suffix")
+    rounds = [json.loads(line) for line in file.read_text().splitlines()]
+    tokens: list[int] = []
+    for one in rounds:
+        path = [one["tokens"][row - 1] for row in one["path"]]
+        tokens += [*path, one["added"]][: one["kept"]]
+    assert tokens == json.loads(ran.out)["token_ids"]
+    assert {name for one in rounds for name in one["drafters"]} <= {"ngram", "suffix"}
+    refused = generate(PROMPT, "--compare", "--trace", str(file))
+    assert refused.code == 2 and "leave one out" in refused.err
+    nowhere = generate(PROMPT, "--trace", str(tmp_path / "none" / "file"))
+    assert nowhere.code == 2 and "cannot be written" in nowhere.err
 
 
 def test_controls_of_the_command_line_are_the_requests(generate: Command, model: str) -> None:
@@ -156,8 +183,10 @@ def test_stop_strings_may_be_repeated(generate: Command) -> None:
     assert text.startswith(report["text"])
 
 
-def test_control_c_ends_cleanly_with_the_text_so_far(model: str) -> None:
+def test_control_c_ends_cleanly_with_the_text_so_far(model: str, tmp_path: Path) -> None:
+    file = tmp_path / "rounds.jsonl"
     words = ["generate", "--model", model, "--drafter", "ngram", "-n", "1900", PROMPT]
+    words += ["--trace", str(file)]
     code = f"from outrider.cli import run; import sys; sys.exit(run({words!r}))"
     with subprocess.Popen(
         [sys.executable, "-u", "-c", code],
@@ -176,3 +205,5 @@ def test_control_c_ends_cleanly_with_the_text_so_far(model: str) -> None:
     assert len(first + rest) > 1
     assert "(interrupted)" in err.decode()
     assert "Traceback" not in err.decode()
+    rounds = [json.loads(line)["round"] for line in file.read_text().splitlines()]
+    assert rounds == list(range(len(rounds))) and rounds, "whole lines, none left out"

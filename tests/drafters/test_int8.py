@@ -7,6 +7,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM
 
 from outrider import LLM, SamplingParams
+from outrider.drafters import ModelDrafter
 from outrider.errors import UnsupportedModel
 from outrider.models import quantised as module
 from outrider.models.base import Rows
@@ -72,6 +73,30 @@ def test_drafting_with_it_changes_no_token(spec: str, params: SamplingParams, pl
     assert llm.info()["drafter"]["name"] == spec and llm.metrics.accepted > 0
     if spec == "int8":
         assert llm.metrics.acceptance_rate > 0.7
+
+
+def test_it_follows_the_targets_new_weights() -> None:
+    """Beside a target of wholly other weights stale ones would guess next to nothing."""
+    llm = LLM.load("bundled", "suffix+int8", cache_bytes=64_000_000)
+    drafter = llm._requests.engine.choice.of("int8")
+    assert isinstance(drafter, ModelDrafter) and isinstance(drafter.model, HuggingFaceTarget)
+    before, stale = logits(llm._target), drafter.model
+    held = {name: one.clone() for name, one in llm._target.model.state_dict().items()}
+    turned = {
+        name: one.roll(1, 0) if one.ndim == 2 and "layers" in name else one
+        for name, one in held.items()
+    }
+    for weights in (turned, held):
+        llm.update_weights(weights)
+        assert isinstance(drafter.model, HuggingFaceTarget) and drafter.model is not stale
+        wanted = logits(llm._target)
+        near = (logits(drafter.model) - wanted).abs().max()
+        assert near < 0.2 * wanted.abs().max()
+        if weights is turned:
+            assert (logits(stale) - wanted).abs().max() > 2 * near
+        assert drafter.model.cache_plan()["max_bytes"] == stale.cache_plan()["max_bytes"]
+    assert torch.equal(wanted, before)
+    assert llm.generate(PROMPTS[0], GREEDY, drafter="int8")[0].stats.acceptance_rate > 0.6
 
 
 def tiny(kind, config, **options) -> HuggingFaceTarget:

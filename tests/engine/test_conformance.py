@@ -247,12 +247,12 @@ def test_a_text_ends_where_plain_decoding_ends_it(name: str, rule: str) -> None:
 class LooksAtTheLast(Emitter):
     """A wrong emitter: only the last token of a round can end the text."""
 
-    def _cut(self, text, tokens, sources) -> Kept:
+    def _cut(self, text, gained) -> Kept:
         ends, text.end_tokens = text.end_tokens, frozenset()
-        if tokens[-1] in ends:
+        if gained.tokens[-1] in ends:
             text.end_tokens = ends
         try:
-            return super()._cut(text, tokens, sources)
+            return super()._cut(text, gained)
         finally:
             text.end_tokens = ends
 

@@ -155,6 +155,10 @@ def test_a_conversation_goes_through_the_chat_template() -> None:
     greedy = SamplingParams(max_tokens=5, temperature=0.0)
     (done,) = llm.chat([{"role": "u", "content": "import os"}], greedy)
     assert done.token_ids == llm.generate("<u>import os\n<a>", greedy)[0].token_ids
+    (again,) = llm.chat(
+        [{"role": "u", "content": "import os"}], greedy, drafter="ngram", trace=True
+    )
+    assert again.token_ids == done.token_ids and again.trace is not None
     with pytest.raises(InvalidConfig, match="at least one message"):
         llm.chat([])
     llm.tokenizer._tokenizer.chat_template = "{{ raise_exception('no such role') }}"

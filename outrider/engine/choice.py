@@ -1,0 +1,84 @@
+"""Who drafts for a request: the engine's drafter, a part of it, or one that needs no model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from outrider.drafters import (
+    CombinedDrafter,
+    Drafter,
+    DrafterSpec,
+    NgramDrafter,
+    NoDrafter,
+    RecycleDrafter,
+    SuffixDrafter,
+)
+from outrider.errors import InvalidConfig
+
+WITHOUT_MODEL: dict[str, Callable[[], Drafter]] = {
+    "ngram": NgramDrafter,
+    "recycle": RecycleDrafter,
+    "suffix": SuffixDrafter,
+}
+"""Drafters that need nothing but their name."""
+
+
+class Choice:
+    """The drafters of one engine, made when a request first asks for them and kept.
+
+    Attributes:
+        own: who drafts where a request does not say.
+        plain: the one that proposes nothing.
+    """
+
+    def __init__(self, own: Drafter) -> None:
+        self.own = own
+        self.plain = NoDrafter()
+        self._made: dict[str, Drafter] = {"auto": own, own.name: own, "none": self.plain}
+        # The preferred of two that bear one name stands first.
+        self._parts = {part.name: part for part in reversed(_parts(own))}
+        self._added: list[Drafter] = []
+
+    def of(self, spec: str | None) -> Drafter:
+        """The drafter of a spec: `none`, parts of the engine's own, `ngram`, `suffix`, `recycle`.
+
+        None and `auto` are the engine's own.
+
+        Raises:
+            InvalidConfig: no spec, or one that a model would have to be loaded for.
+        """
+        if spec is None:
+            return self.own
+        if not isinstance(spec, str):
+            raise InvalidConfig(
+                f"drafter={spec!r}: a request names its drafter by a spec, such as 'none' or "
+                "'ngram'; a Drafter is for LLM.load"
+            )
+        if spec not in self._made:
+            parts = [self._part(one) for one in DrafterSpec.parse_all(spec)]
+            self._made[spec] = parts[0] if len(parts) == 1 else CombinedDrafter(parts)
+        return self._made[spec]
+
+    def _part(self, spec: DrafterSpec) -> Drafter:
+        if spec.path is None and spec.kind in self._parts:
+            return self._parts[spec.kind]
+        if spec.kind not in WITHOUT_MODEL:
+            name = spec.kind if spec.path is None else f"{spec.kind}:{spec.path}"
+            ready = dict.fromkeys(("none", *self._parts, *WITHOUT_MODEL))
+            raise InvalidConfig(
+                f"drafter={name!r} is not loaded, and one request cannot load it; name "
+                f"{', '.join(ready)}, several as a+b, or give {name!r} to LLM.load"
+            )
+        made = self._parts[spec.kind] = WITHOUT_MODEL[spec.kind]()
+        self._added.append(made)
+        return made
+
+    def target_changed(self) -> None:
+        """Tells every drafter that the target has new weights."""
+        for drafter in (self.own, *self._added):
+            drafter.target_changed()
+
+
+def _parts(drafter: Drafter) -> tuple[Drafter, ...]:
+    """The drafters of a combination; one that is none by itself."""
+    return drafter.drafters if isinstance(drafter, CombinedDrafter) else (drafter,)

@@ -1,0 +1,126 @@
+"""Requests that name their drafter: mixed batches in one engine, parts of a combination, off."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider import SamplingParams
+from outrider.drafters import (
+    CombinedDrafter,
+    Drafter,
+    ModelDrafter,
+    NgramDrafter,
+    NoDrafter,
+    SuffixDrafter,
+)
+from outrider.engine import Emitter, Engine, Requests
+from outrider.errors import InvalidConfig
+from outrider.models.protocol import ProtocolTarget
+from outrider.tree import TreeBudget
+from outrider.types import Request
+from tests.drafters.test_contract import by_text
+from tests.engine.toys import blurred, markov
+
+TARGET = markov(6, 2, seed=5, zeros=0.5)
+PROMPT = (2, 3, 4, 2, 3, 1, 0, 2, 3)
+GREEDY = SamplingParams(max_tokens=30, temperature=0.0)
+COUPLED = SamplingParams(max_tokens=30, seed=11, temperature=0.7)
+ASKED: dict[str | None, set[str]] = {
+    None: {"ngram", "draft"},
+    "auto": {"ngram", "draft"},
+    "none": set(),
+    "draft": {"draft"},
+    "ngram": {"ngram"},
+    "suffix": {"suffix"},
+    "recycle": {"recycle"},
+    "suffix+draft": {"suffix", "draft"},
+    "recycle+ngram": {"recycle", "ngram"},
+}
+
+
+def combined() -> CombinedDrafter:
+    return CombinedDrafter([NgramDrafter(), ModelDrafter(ProtocolTarget(blurred(TARGET, 3, 0.2)))])
+
+
+def served(drafter: Drafter, trees: TreeBudget | None = None) -> Requests:
+    engine = Engine(ProtocolTarget(TARGET), drafter, Emitter(None), trees=trees)
+    return Requests(engine, depth=4, end_tokens=frozenset())
+
+
+@pytest.mark.parametrize("params", [GREEDY, COUPLED], ids=["greedy", "coupled"])
+@pytest.mark.parametrize("trees", [None, TreeBudget(3, 12)], ids=["chains", "trees"])
+def test_a_batch_of_all_kinds_gives_the_tokens_of_plain_decoding(params, trees) -> None:
+    (plain,) = served(NoDrafter()).complete([Request(PROMPT, params)])
+    requests = served(combined(), trees)
+    for _ in range(2):
+        done = requests.complete([Request(PROMPT, params, drafter=spec) for spec in ASKED])
+        assert {one.token_ids for one in done} == {plain.token_ids}
+        for one, able in zip(done, ASKED.values(), strict=True):
+            guessed = {told.drafter for told in one.provenance} - {None}
+            assert guessed <= able and bool(guessed) == bool(able)
+            assert bool(one.stats.drafted) == bool(able)
+    choice = requests.engine.choice
+    assert choice.of("draft") is combined_part(requests, 1) is not choice.of("suffix")
+    for spec in ASKED:
+        assert by_text(choice.of(spec)) == []
+
+
+def combined_part(requests: Requests, which: int) -> Drafter:
+    own = requests.engine.drafter
+    assert isinstance(own, CombinedDrafter)
+    return own.drafters[which]
+
+
+def test_depth_and_rule_go_with_it() -> None:
+    requests = served(combined())
+    how = [("suffix", 2, "match"), ("draft", 1, "token"), ("ngram", 0, None), ("none", 0, None)]
+    params = SamplingParams(max_tokens=30)
+    done = requests.complete(
+        [Request(PROMPT, params, 0, rule, depth, spec, True) for spec, depth, rule in how]
+    )
+    for one, (_, depth, rule) in zip(done, how, strict=True):
+        assert one.rule == (rule or "block")
+        assert max(len(t.tokens) for t in one.trace or ()) == depth
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"drafter": "int8"}, "'int8' is not loaded.* none, draft, ngram, recycle, suffix"),
+        ({"drafter": "draft:/x"}, "'draft:/x' is not loaded"),
+        ({"drafter": "ngram+int8"}, "'int8' is not loaded"),
+        ({"drafter": "sufix"}, "did you mean 'suffix'"),
+        ({"drafter": "none+ngram"}, "leave it out"),
+        ({"drafter": NgramDrafter()}, "names its drafter by a spec"),
+        ({"drafter": "none", "depth": 2}, "contradict"),
+        ({"trace": 1}, "True or False is due"),
+    ],
+)
+def test_what_a_request_cannot_ask(asked: dict, message: str) -> None:
+    requests = served(ModelDrafter(ProtocolTarget(TARGET)))
+    with pytest.raises(InvalidConfig, match=message):
+        requests.check(Request(PROMPT, GREEDY, **asked))
+
+
+def test_new_weights_are_told_to_each_drafter_once() -> None:
+    told: list[str] = []
+
+    class Told(SuffixDrafter):
+        def target_changed(self) -> None:
+            told.append("own")
+
+    requests = served(CombinedDrafter([Told(), NgramDrafter()]))
+    choice = requests.engine.choice
+    for spec in ("suffix", "recycle", "recycle+suffix", "ngram"):
+        choice.of(spec)
+    recycle = choice.of("recycle")
+    recycle.target_changed = lambda: told.append("recycle")  # type: ignore[method-assign]
+    with requests.running([Request(PROMPT, COUPLED, drafter="recycle+suffix")]) as (text,):
+        requests.engine.step()
+        with requests.engine.without_caches():
+            assert by_text(choice.of("suffix")) == []
+        while not requests.engine.settled([text]):
+            requests.engine.step()
+    assert sorted(told) == ["own", "recycle"]
+    (plain,) = served(NoDrafter()).complete([Request(PROMPT, COUPLED)])
+    assert text.tokens[text.num_prompt :] == list(plain.token_ids)
