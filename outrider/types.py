@@ -2,14 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Sequenced
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from outrider.config import SamplingParams
 
 Source = Literal["draft", "correction", "bonus"]
 FinishReason = Literal["stop", "length"]
+
+
+class Guide(Protocol):
+    """What a grammar lets come next in one text, and after tokens drafted from there."""
+
+    def follow(self, tokens: Sequenced[int]) -> None:
+        """Reads what the text, prompt and output, has gained; it comes before the others."""
+        ...
+
+    def allowed(self, paths: Sequenced[Sequenced[int]]) -> NDArray[np.uint8]:
+        """Bits `[n, ceil(V / 8)]` of the tokens that may come after each drafted path.
+
+        Token t is bit t % 8 of byte t // 8. After a path that may not come all bits are set.
+        """
+        ...
+
+    def forced(self, most: int) -> list[int]:
+        """The next tokens, at most so many, while each is the only one that may come."""
+        ...
+
+
+class Grammar(Protocol):
+    """A compiled grammar, which any number of texts may follow."""
+
+    def guide(self, num_prompt: int, ends: Iterable[int]) -> Guide:
+        """One text's guide; the text may also end with `ends`, where the grammar may end."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +53,7 @@ class Request:
         sample: index among the `n` samples of the prompt; part of every noise address.
         rule: verification rule of this request; None chooses by `sampling`.
         depth: tokens drafted per round at most; 0 switches speculation off for this request.
+        grammar: the json_schema, regex, grammar or choice of `sampling`, compiled.
     """
 
     prompt: tuple[int, ...]
@@ -29,6 +61,7 @@ class Request:
     sample: int = 0
     rule: str | None = None
     depth: int | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from outrider.drafters.base import Drafter, RoundDraws
 from outrider.drafters.combined import CombinedDrafter
+from outrider.drafters.grammar import GrammarDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
@@ -16,6 +17,7 @@ __all__ = [
     "CombinedDrafter",
     "Drafter",
     "DrafterSpec",
+    "GrammarDrafter",
     "ModelDrafter",
     "NgramDrafter",
     "NoDrafter",

@@ -15,6 +15,7 @@ from outrider.drafters import (
     CombinedDrafter,
     Drafter,
     DrafterSpec,
+    GrammarDrafter,
     ModelDrafter,
     NgramDrafter,
     NoDrafter,
@@ -216,6 +217,7 @@ def load_drafter(
             "none": NoDrafter,
             "suffix": options.suffix.drafter,
             "recycle": RecycleDrafter,
+            "grammar": GrammarDrafter,
         }
         make = without_model.get(spec.kind)
         return NgramDrafter(options.shortest, options.longest) if make is None else make()
