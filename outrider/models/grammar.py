@@ -203,7 +203,12 @@ class MatcherGuide:
 
 def _check(matcher: LLMatcher) -> None:
     if matcher.is_error():
-        raise ModelError(f"the grammar cannot be followed: {matcher.get_error()}")
+        raise ModelError(f"the grammar cannot be followed: {_line(matcher.get_error())}")
+
+
+def _line(problem: str) -> str:
+    """What llguidance says, without the dump of its state, in one line."""
+    return " ".join(problem.partition("<state>")[0].split())[:300]
 
 
 def _bits(tokens: Iterable[int], width: int) -> NDArray[np.uint8]:
@@ -254,7 +259,7 @@ def _compiled(tokens: LLTokenizer, kind: str, source: str) -> LLMatcher:
         matcher, problem = None, str(error)
     if matcher is None or problem:
         raise InvalidConfig(
-            f"{kind}={reprlib.repr(source)} cannot be used: {problem.strip()}; correct it, "
+            f"{kind}={reprlib.repr(source)} cannot be used: {_line(problem)}; correct it, "
             "docs/sampling.md says what is understood"
         )
     return matcher
