@@ -1,7 +1,6 @@
 """Grammars through llguidance: which tokens may come next, after a text and along drafted paths.
 
-The one door of llguidance, which comes with the extra `grammar`. A matcher stands somewhere on its
-text or a drafted path and goes on from there: what two paths share is read once.
+The one door of llguidance, which comes with the extra `grammar`.
 """
 
 from __future__ import annotations
@@ -94,7 +93,9 @@ class CompiledGrammar:
 class MatcherGuide:
     """What a grammar lets come next in one text; implements `types.Guide`.
 
-    Where the grammar may end all ends of text may come, and after one of them nothing else.
+    Where the grammar may end all ends of text may come, and after one of them nothing else. The
+    text's own matcher only ever goes forward, and paths are gone along by copies of it: llguidance
+    1.9 rolled back from one branch gave some rows of another the first one's mask.
     """
 
     def __init__(
@@ -110,7 +111,6 @@ class MatcherGuide:
         self._matcher: LLMatcher | None = None
         self._read = num_prompt
         self._over = False
-        self._at: list[int] = []
         self._known: dict[tuple[int, ...], NDArray[np.uint8]] = {}
 
     def follow(self, tokens: Sequence[int]) -> None:
@@ -125,18 +125,16 @@ class MatcherGuide:
         # Taken out meanwhile: an interrupt may come in between, and then it starts anew.
         matcher, self._matcher = self._matcher, None
         if matcher is None:
-            matcher = self._start()
-            self._read, self._over, self._at = self._num_prompt, False, []
-        new = list(tokens[self._read :])
-        taken = self._go(matcher, new)
-        rest = new[taken:]
-        if rest and not (self._ends.issuperset(rest) and (self._over or matcher.is_accepting())):
+            matcher, self._read, self._over = self._start(), self._num_prompt, False
+        new = tokens[self._read :]
+        rest = new[self._go(matcher, new) :]
+        if rest and not self._ended(matcher, rest):
             raise ModelError(
                 f"the text went on with token {rest[0]}, which its grammar does not let come; "
                 "use a rule without loss, or leave the grammar out"
             )
         self._over = self._over or bool(rest)
-        self._at, self._read, self._matcher = [], len(tokens), matcher
+        self._read, self._matcher = len(tokens), matcher
 
     def allowed(self, paths: Sequence[Sequence[int]]) -> NDArray[np.uint8]:
         """Bits of what may come after each path, eight tokens a byte from the lowest bit.
@@ -161,44 +159,46 @@ class MatcherGuide:
         return chain
 
     def _after(self, path: tuple[int, ...]) -> NDArray[np.uint8]:
+        """The bits after one path, which the drafter's row and the target's share."""
         bits = self._known.get(path)
         if bits is None:
-            # Taken out meanwhile, as above.
-            matcher, self._matcher = self._matcher, None
-            assert matcher is not None, "follow comes first"
-            bits = self._known[path] = self._found(matcher, path)
-            self._matcher = matcher
+            bits = self._known[path] = self._found(path)
         return bits
 
-    def _found(self, matcher: LLMatcher, path: tuple[int, ...]) -> NDArray[np.uint8]:
+    def _found(self, path: tuple[int, ...]) -> NDArray[np.uint8]:
+        assert self._matcher is not None, "follow comes first"
+        matcher = self._matcher.deep_copy()
         rest = path[self._go(matcher, path) :]
-        ends = matcher.is_accepting()
-        if rest or self._over:
-            over = self._ends.issuperset(rest) and (self._over or ends)
-            return self._ends_bits if over else np.full(self._num_bytes, 255, np.uint8)
+        if not rest and not self._over:
+            return self._mask(matcher)
+        if self._ended(matcher, rest):
+            return self._ends_bits
+        return np.full(self._num_bytes, 255, np.uint8)
+
+    def _go(self, matcher: LLMatcher, tokens: Sequence[int]) -> int:
+        """Moves on as far as tokens belong to the grammar's text; returns how many do."""
+        taken = 0
+        for token in () if self._over else tokens:
+            ended = token in self._ends and matcher.is_accepting()
+            if ended or not matcher.try_consume_tokens([token]):
+                break
+            taken += 1
+        _check(matcher)
+        return taken
+
+    def _mask(self, matcher: LLMatcher) -> NDArray[np.uint8]:
+        """Bits of what may come where the matcher stands."""
         bits = np.zeros(self._num_bytes, np.uint8)
         found = np.frombuffer(matcher.compute_bitmask(), np.uint8)[: self._num_bytes]
         bits[: len(found)] = found
         _check(matcher)
-        return bits | self._ends_bits if ends else bits
+        return bits | self._ends_bits if matcher.is_accepting() else bits
 
-    def _go(self, matcher: LLMatcher, path: Sequence[int]) -> int:
-        """Moves along a path behind the text as far as its tokens belong to the grammar's text."""
-        if self._over:
-            return 0
-        shared = 0
-        while shared < min(len(self._at), len(path)) and self._at[shared] == path[shared]:
-            shared += 1
-        if shared < len(self._at):
-            matcher.rollback(len(self._at) - shared)
-            del self._at[shared:]
-        for token in path[shared:]:
-            ended = token in self._ends and matcher.is_accepting()
-            if ended or not matcher.try_consume_tokens([token]):
-                break
-            self._at.append(token)
-        _check(matcher)
-        return len(self._at)
+    def _ended(self, matcher: LLMatcher, rest: Sequence[int]) -> bool:
+        """Whether tokens that the matcher did not take are ends of text at an end of text."""
+        if not self._ends.issuperset(rest):
+            return False
+        return self._over or bool(self._mask(matcher.deep_copy())[rest[0] // 8] >> rest[0] % 8 & 1)
 
 
 def _check(matcher: LLMatcher) -> None:
