@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import operator
 import reprlib
@@ -13,6 +14,8 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 from outrider.errors import InvalidConfig
 
 MAX_SEED = 2**64
+GRAMMARS = ("json_schema", "regex", "grammar", "choice")
+"""Fields that say which texts may come, of which a request has one at most."""
 
 Word: TypeAlias = str | tuple[int, ...]
 LogprobsMode = Literal["raw", "processed"]
@@ -86,7 +89,7 @@ class SamplingParams:
     """The law a request is sampled from, and where its text ends.
 
     The law of a row is that of its logits after allowed_token_ids, bad_words, min_tokens,
-    logit_bias, the repetition, presence and frequency penalties, no_repeat_ngram,
+    the grammar, logit_bias, the repetition, presence and frequency penalties, no_repeat_ngram,
     logits_processors, temperature, top_k, top_p, min_p and typical_p, in this order, each given the
     text before the row. Names and defaults are vLLM's, except that max_tokens=None means up to the
     context.
@@ -117,6 +120,11 @@ class SamplingParams:
         bad_words: what may not come: sequences of token ids, or strings where there is a tokenizer.
             A word's last token is forbidden wherever the tokens before it stand.
         allowed_token_ids: what may come, ends of text included; None = everything.
+        json_schema: the text is JSON of this schema, a dictionary or JSON text; kept as text.
+        regex: the whole text matches this regular expression.
+        grammar: the text is one of this grammar, Lark or GBNF.
+        choice: the text is one of these strings. Of these four at most one may be given; they need
+            a tokenizer and the extra `grammar`.
         logits_processors: functions `(input_ids[1, n], scores[1, V]) -> scores`, such as
             transformers' LogitsProcessor objects; each depends on its arguments alone.
         logprobs: each token comes with its log-probability and those of so many likeliest tokens;
@@ -149,6 +157,10 @@ class SamplingParams:
     logits_processors: tuple[LogitsProcessor, ...] = ()
     logprobs: int | None = None
     logprobs_mode: LogprobsMode = "raw"
+    json_schema: Mapping[str, Any] | str | bool | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    choice: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _as_stops(self.stop))
@@ -178,6 +190,7 @@ class SamplingParams:
             check_whole("stop_token_ids", token, 0)
         self._check_penalties()
         self._check_tokens()
+        self._check_grammar()
         if self.logprobs is not None:
             check_whole("logprobs", self.logprobs, 0)
         if self.logprobs_mode not in get_args(LogprobsMode):
@@ -185,6 +198,17 @@ class SamplingParams:
                 f"logprobs_mode={self.logprobs_mode!r}: 'raw' or 'processed' is due"
                 + nearest(str(self.logprobs_mode), get_args(LogprobsMode))
             )
+
+    @property
+    def grammar_source(self) -> tuple[str, str] | None:
+        """Which kind of grammar the text follows, and its text; None without one.
+
+        The kinds are json_schema, regex and grammar: a choice is a regex.
+        """
+        if self.choice:
+            return "regex", "|".join(map(_as_regex, self.choice))
+        kinds = {"json_schema": self.json_schema, "regex": self.regex, "grammar": self.grammar}
+        return next(((kind, str(s)) for kind, s in kinds.items() if s is not None), None)
 
     @property
     def bias_pairs(self) -> tuple[tuple[int, float], ...]:
@@ -197,6 +221,19 @@ class SamplingParams:
         check_between("presence_penalty", self.presence_penalty, -2.0, 2.0)
         check_between("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         check_whole("no_repeat_ngram", self.no_repeat_ngram, 0)
+
+    def _check_grammar(self) -> None:
+        """At most one grammar, kept as text, so that the record is hashable."""
+        if self.json_schema is not None:
+            object.__setattr__(self, "json_schema", _as_schema(self.json_schema))
+        for name in ("regex", "grammar"):
+            text = getattr(self, name)
+            if text is not None and not (isinstance(text, str) and text):
+                raise InvalidConfig(f"{name}={text!r}: non-empty text is due, or None")
+        object.__setattr__(self, "choice", _as_choice(self.choice))
+        given = [name for name in GRAMMARS if getattr(self, name) not in (None, ())]
+        if len(given) > 1:
+            raise InvalidConfig(f"{' and '.join(given)} exclude each other; give one of them")
 
     def _check_tokens(self) -> None:
         """Mappings, lists and None become tuples, so that the record is hashable."""
@@ -255,6 +292,33 @@ def _as_processors(given: Any) -> tuple[LogitsProcessor, ...]:
             f"logits_processors={given!r}: functions (input_ids, scores) -> scores are due"
         )
     return tuple(several)
+
+
+def _as_schema(given: Any) -> str:
+    """A JSON schema, or the text of one, as text; properties stay in their order."""
+    try:
+        schema = json.loads(given) if isinstance(given, str) else given
+        if not isinstance(schema, (Mapping, bool)):
+            raise TypeError("a schema is an object, true or false")
+        return json.dumps(dict(schema) if isinstance(schema, Mapping) else schema)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidConfig(
+            f"json_schema={reprlib.repr(given)}: a JSON schema is due, a dictionary or its text: "
+            f"{error}"
+        ) from error
+
+
+def _as_choice(given: Any) -> tuple[str, ...]:
+    """Strings to choose from; None as none."""
+    usual = given is None or isinstance(given, (tuple, list))
+    if not usual or not all(isinstance(text, str) and text for text in given or ()):
+        raise InvalidConfig(f"choice={given!r}: non-empty strings in a list are due")
+    return tuple(given or ())
+
+
+def _as_regex(text: str) -> str:
+    """An expression that matches this text alone."""
+    return "".join(c if c.isalnum() and c.isascii() else f"\\x{{{ord(c):x}}}" for c in text)
 
 
 def _as_stops(stop: Any) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.types import Delta, FinishReason, Request, Source, SpeculativeMetrics
+from outrider.types import Delta, FinishReason, Guide, Request, Source, SpeculativeMetrics
 
 HEADROOM = 512
 """New tokens a text's cache makes room for at once; a whole context would be mostly idle."""
@@ -35,6 +35,8 @@ class Sequence:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: Exception | None = None
+    guide: Guide | None = field(default=None, repr=False)
+    """What the request's grammar lets come next; the engine and drafters make it follow."""
     steps: tuple[Any, ...] | None = field(default=None, repr=False)
     """What the engine's sampling controls keep of this text; None until they are asked."""
 

@@ -2,15 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Sequenced
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from outrider.config import SamplingParams
 
 Source = Literal["draft", "correction", "bonus"]
 FinishReason = Literal["stop", "length"]
+
+
+class Guide(Protocol):
+    """What a grammar lets come next in one text, and after tokens drafted from there."""
+
+    def follow(self, tokens: Sequenced[int]) -> None:
+        """Reads what the text, prompt and output, has gained; it comes before the others."""
+        ...
+
+    def allowed(self, paths: Sequenced[Sequenced[int]]) -> NDArray[np.uint8]:
+        """Bits `[n, ceil(V / 8)]` of the tokens that may come after each drafted path.
+
+        Token t is bit t % 8 of byte t // 8. After a path that may not come all bits are set.
+        """
+        ...
+
+    def forced(self, most: int) -> list[int]:
+        """The next tokens, at most so many, while each is the only one that may come."""
+        ...
+
+
+class Grammar(Protocol):
+    """A compiled grammar, which any number of texts may follow."""
+
+    def guide(self, num_prompt: int, ends: Iterable[int]) -> Guide:
+        """One text's guide; the text may also end with `ends`, where the grammar may end."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +56,7 @@ class Request:
         drafter: who drafts instead of the engine's own: `none`, a part of its combination, or one
             that needs no model.
         trace: note every round (`RoundTrace`).
+        grammar: the json_schema, regex, grammar or choice of `sampling`, compiled.
     """
 
     prompt: tuple[int, ...]
@@ -35,6 +66,7 @@ class Request:
     depth: int | None = None
     drafter: str | None = None
     trace: bool = False
+    grammar: Grammar | None = None
 
 
 @dataclass(slots=True)

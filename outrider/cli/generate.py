@@ -57,6 +57,9 @@ def generate(
     logit_bias: options.LogitBias = None,
     bad_word: options.BadWord = None,
     min_tokens: options.MinTokens = LAW.min_tokens,
+    json_schema: options.JsonSchema = None,
+    regex: options.Regex = None,
+    grammar: options.Grammar = None,
     logprobs: options.Logprobs = None,
     seed: Annotated[
         int | None, typer.Option(help="The same seed gives the same text, whoever guesses.")
@@ -95,6 +98,7 @@ def generate(
       outrider generate --model ./llama --drafter draft:./llama-small --file prompt.txt
       outrider generate --repetition-penalty 1.2 --no-repeat-ngram 4 --bad-word TODO "def f("
       outrider generate --drafter ngram+draft --trace rounds.jsonl "def f("
+      outrider generate --regex "[0-9]{4}-[0-9]{2}" --drafter grammar+draft "date = "
       git log -1 | outrider generate --max-tokens 40 --stop "." --json
     """
     text = options.read_prompt(prompt, file)
@@ -120,6 +124,9 @@ def generate(
         no_repeat_ngram=no_repeat_ngram,
         logit_bias=options.as_bias(logit_bias),
         bad_words=tuple(bad_word or ()),
+        json_schema=options.as_schema(json_schema),
+        regex=regex,
+        grammar=options.as_text("grammar", grammar),
         logprobs=logprobs,
         seed=seed,
         stop=tuple(stop or ()),

@@ -25,7 +25,7 @@ Drafter = Annotated[
         "-d",
         metavar="SPEC",
         help="Who guesses: auto, none, draft, draft:PATH, bridge:PATH, ngram, suffix, recycle, "
-        "int8, early-exit, early-exit:L, or a+b.",
+        "grammar, int8, early-exit, early-exit:L, or a+b.",
     ),
 ]
 Depth = Annotated[
@@ -83,6 +83,14 @@ LogitBias = Annotated[
 ]
 BadWord = Annotated[list[str] | None, typer.Option(help="Text that may not come; may be repeated.")]
 MinTokens = Annotated[int, typer.Option(help="No end before the text has so many new tokens.")]
+JsonSchema = Annotated[
+    str | None,
+    typer.Option(help="Write JSON of this schema: a file's name, or the schema itself."),
+]
+Regex = Annotated[str | None, typer.Option(help="Write what matches this regular expression.")]
+Grammar = Annotated[
+    Path | None, typer.Option(help="Write a text of the grammar in this file, Lark or GBNF.")
+]
 Logprobs = Annotated[
     int | None,
     typer.Option(help="With --json: log-probabilities of each token and so many likeliest ones."),
@@ -178,6 +186,31 @@ def as_bias(pairs: list[str] | None) -> dict[int, float]:
                 f"logit-bias {pair!r}: a token id and a number are due, such as 42=-1.5"
             ) from error
     return biases
+
+
+def as_schema(given: str | None) -> str | None:
+    """The text of a JSON schema, which begins with a brace, or of the file of this name.
+
+    Raises:
+        InvalidConfig: a file that cannot be read.
+    """
+    if given is None or given.lstrip().startswith("{"):
+        return given
+    return as_text("json-schema", Path(given))
+
+
+def as_text(option: str, file: Path | None) -> str | None:
+    """What stands in a file; None without one.
+
+    Raises:
+        InvalidConfig: a file that cannot be read.
+    """
+    try:
+        return None if file is None else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise InvalidConfig(
+            f"--{option} {str(file)!r} cannot be read: {error}; give a file of UTF-8 text"
+        ) from error
 
 
 def same_tokens(sampling: SamplingParams, rule: str) -> bool:

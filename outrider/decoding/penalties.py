@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int64
+    from jaxtyping import Bool, Float, Int64, UInt8
 
 
 def allow(rows_nV: Float[Tensor, "n V"], ids_M: Int64[Tensor, " M"]) -> None:
@@ -21,6 +21,13 @@ def allow(rows_nV: Float[Tensor, "n V"], ids_M: Int64[Tensor, " M"]) -> None:
     kept_nM = rows_nV[:, ids_M]
     rows_nV.fill_(-torch.inf)
     rows_nV[:, ids_M] = kept_nM
+
+
+def allow_bits(rows_nV: Float[Tensor, "n V"], bits_nM: UInt8[Tensor, "n M"]) -> None:
+    """Forbids every token whose bit is not set, in place: token t is bit t % 8 of byte t // 8."""
+    bit_8 = torch.arange(8, dtype=torch.uint8, device=bits_nM.device)
+    set_nV = ((bits_nM[:, :, None] >> bit_8) & 1).flatten(1)[:, : rows_nV.shape[1]]
+    rows_nV.masked_fill_(set_nV == 0, -torch.inf)
 
 
 def forbid(rows_nV: Float[Tensor, "n V"], banned: Sequence[Iterable[int]]) -> None:

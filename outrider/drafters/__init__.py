@@ -3,6 +3,7 @@
 from outrider.drafters.base import Drafter, RoundDraws
 from outrider.drafters.combined import CombinedDrafter
 from outrider.drafters.early_exit import EarlyExitDrafter
+from outrider.drafters.grammar import GrammarDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
@@ -18,6 +19,7 @@ __all__ = [
     "Drafter",
     "DrafterSpec",
     "EarlyExitDrafter",
+    "GrammarDrafter",
     "ModelDrafter",
     "NgramDrafter",
     "NoDrafter",

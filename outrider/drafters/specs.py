@@ -16,6 +16,7 @@ SPECS = {
     "ngram": "prompt lookup in the text itself",
     "suffix": "the longest earlier occurrence of the text's end, by counts",
     "recycle": "the target's own earlier guesses",
+    "grammar": "what the request's grammar forces",
     "int8": "the target's own weights in eight bits",
     "early-exit": "the target's own first layers, as many as are found to pay best",
     "early-exit:L": "the target's own first L layers",

@@ -108,7 +108,8 @@ class Scores:
         return NonFinite(
             f"the target's logits for row {int((~walked).nonzero()[0])} of the round hold NaN, "
             "+inf or nothing finite; check the model's weights and dtype, and the controls that "
-            "forbid tokens (min_tokens, bad_words, allowed_token_ids, no_repeat_ngram, processors)"
+            "forbid tokens (min_tokens, bad_words, allowed_token_ids, grammars, no_repeat_ngram, "
+            "processors)"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import reprlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,7 +24,7 @@ from outrider.errors import (
     TokenOutOfRange,
 )
 from outrider.sequence import Sequence
-from outrider.types import Completion, Delta, Request
+from outrider.types import Completion, Delta, Guide, Request
 
 # One count for all, so that a drafter given to two engines tells their texts apart.
 _KEYS = itertools.count()
@@ -60,6 +61,16 @@ def _named(sampling: SamplingParams) -> Iterator[int]:
         if isinstance(word, str):
             raise InvalidConfig(f"bad_words={word!r} needs a tokenizer; use LLM, or token ids")
         yield from word
+
+
+def _check_grammar(request: Request) -> None:
+    """Refuses a grammar that is text still."""
+    asked = request.sampling.grammar_source
+    if asked is not None and request.grammar is None:
+        kind, source = asked
+        raise InvalidConfig(
+            f"{kind}={reprlib.repr(source)} needs a tokenizer; use LLM, or allowed_token_ids"
+        )
 
 
 class Requests:
@@ -121,11 +132,17 @@ class Requests:
                 f"drafter='none' and depth={request.depth!r} contradict each other; give one"
             )
         check_flag("trace", request.trace)
+        _check_grammar(request)
         self._rule(request)
 
     def _rule(self, request: Request) -> str:
         trees = self.engine.trees
         return resolve_rule(request.rule, request.sampling, trees=trees, lossless=self.lossless)
+
+    def _guide(self, request: Request) -> Guide | None:
+        if request.grammar is None:
+            return None
+        return request.grammar.guide(len(request.prompt), request.sampling.stop_token_ids)
 
     def _room(self, request: Request) -> int | None:
         """Tokens the context leaves after the prompt; None without a limit."""
@@ -148,6 +165,7 @@ class Requests:
             max_tokens=min(limits),
             end_tokens=frozenset() if sampling.ignore_eos else self.end_tokens,
             tokens=list(request.prompt),
+            guide=self._guide(request),
         )
 
     @contextmanager

@@ -18,6 +18,7 @@ from outrider.decoding import penalties
 from outrider.engine.memory import out_of_memory
 from outrider.errors import ModelError, OutriderError
 from outrider.sequence import Sequence
+from outrider.types import Guide
 
 Paths = Sequenced[Sequenced[int]]
 
@@ -77,6 +78,22 @@ class MinTokens(Step):
         """Drafted tokens count."""
         short = [text.num_output + len(path) < self._num for path in paths]
         penalties.forbid(rows_nV, [self._ends if early else () for early in short])
+
+
+class Guided(Step):
+    """json_schema, regex, grammar, choice: only what the grammar lets come next may come."""
+
+    def __init__(self, guide: Guide) -> None:
+        self._guide = guide
+
+    def follow(self, text: Sequence) -> None:
+        """The grammar goes on with the text."""
+        self._guide.follow(text.tokens)
+
+    def apply(self, rows_nV: Tensor, text: Sequence, paths: Paths) -> None:
+        """It goes along each path, and is back where it was for the next."""
+        bits_nM = torch.from_numpy(self._guide.allowed(paths)).to(rows_nV.device)
+        penalties.allow_bits(rows_nV, bits_nM)
 
 
 class Bias(Step):
@@ -235,7 +252,8 @@ def steps_of(text: Sequence) -> tuple[Step, ...]:
     ends = text.end_tokens | set(params.stop_token_ids)
     if params.min_tokens and ends:
         steps.append(MinTokens(params.min_tokens, sorted(ends)))
-    # A grammar's step belongs here: it forbids tokens, and sees the path as the others do.
+    if text.guide is not None:
+        steps.append(Guided(text.guide))
     if params.logit_bias:
         steps.append(Bias(params.bias_pairs))
     penalised = params.presence_penalty or params.frequency_penalty

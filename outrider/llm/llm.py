@@ -25,6 +25,7 @@ from outrider.llm.load import (
     share_cache,
 )
 from outrider.llm.options import Speculation
+from outrider.models.grammar import Grammars
 from outrider.models.hf import HuggingFaceTarget, LoadedTarget
 from outrider.models.text import TextTokenizer
 from outrider.types import Completion, Delta, Request, SpeculativeMetrics
@@ -83,6 +84,7 @@ class LLM:
         self.rule = rule
         self._target = target
         self._max_texts = max_texts
+        self._grammars = Grammars.of(tokenizer, target.vocab_size)
         engine = Engine(
             target,
             drafter,
@@ -112,7 +114,7 @@ class LLM:
         Args:
             model: a local folder, or "bundled".
             drafter: a Drafter, or a spec: none, draft, draft:PATH, bridge:PATH, ngram, suffix,
-                recycle, int8, early-exit, early-exit:L, auto; or several as a+b.
+                recycle, grammar, int8, early-exit, early-exit:L, auto; or several as a+b.
             device: where the models run; None = the CPU.
             dtype: "float32", "bfloat16", ...; None = bfloat16 where the processor has it.
             strict: one arithmetic class for everything, so that logits are equal bit for bit.
@@ -261,9 +263,10 @@ class LLM:
         if not tokens:
             raise EmptyPrompt("the prompt is empty; give at least one character to continue from")
         params = self._spelled(params)
+        grammar = self._grammars.compiled(params)
         rule = self.rule if how.rule is None else how.rule
         return [
-            Request(tokens, params, sample, rule, how.depth, how.drafter, how.trace)
+            Request(tokens, params, sample, rule, how.depth, how.drafter, how.trace, grammar)
             for sample in range(params.n)
         ]
 

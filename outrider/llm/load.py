@@ -17,6 +17,7 @@ from outrider.drafters import (
     Drafter,
     DrafterSpec,
     EarlyExitDrafter,
+    GrammarDrafter,
     ModelDrafter,
     NgramDrafter,
     NoDrafter,
@@ -227,6 +228,7 @@ def load_drafter(
             "none": NoDrafter,
             "suffix": options.suffix.drafter,
             "recycle": RecycleDrafter,
+            "grammar": GrammarDrafter,
         }
         make = without_model.get(spec.kind)
         return NgramDrafter(options.shortest, options.longest) if make is None else make()

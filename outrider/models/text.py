@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,23 @@ class TextTokenizer:
         return self._tokenizer.decode(
             ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
+
+    def serialised(self) -> str:
+        """The tokenizer as one JSON text, without padding and truncation.
+
+        Raises:
+            InvalidConfig: a tokenizer of Python code alone.
+        """
+        fast = getattr(self._tokenizer, "backend_tokenizer", None)
+        if fast is None:
+            raise InvalidConfig(
+                f"the tokenizer in {str(self.folder)!r} has no tokenizer.json; save it as a fast "
+                "tokenizer with save_pretrained"
+            )
+        bare = copy(fast)
+        bare.no_padding()
+        bare.no_truncation()
+        return bare.to_str()
 
     def vocabulary(self) -> dict[str, int]:
         """Every token's text and id."""

@@ -207,3 +207,34 @@ def test_control_c_ends_cleanly_with_the_text_so_far(model: str, tmp_path: Path)
     assert "Traceback" not in err.decode()
     rounds = [json.loads(line)["round"] for line in file.read_text().splitlines()]
     assert rounds == list(range(len(rounds))) and rounds, "whole lines, none left out"
+
+
+def test_grammars_come_as_files_or_as_they_are(generate: Command, tmp_path: Path) -> None:
+    schema = '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}'
+    lark = tmp_path / "call.lark"
+    lark.write_text('start: "f(" /[0-9]/ ")"')
+    (tmp_path / "schema.json").write_text(schema)
+    for given in (schema, str(tmp_path / "schema.json")):
+        ran = generate("x = ", "--json-schema", given, "--drafter", "grammar")
+        assert ran.code == 0 and json.loads(ran.out)["a"] in (1, 2)
+    assert generate("x = ", "--grammar", str(lark)).out.startswith("f(")
+    ran = generate("x = ", "--regex", "ab{2}c", "--json")
+    assert json.loads(ran.out)["text"] == "abbc"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--regex", "a{2"), "unclosed"),
+        (("--grammar", "nowhere.lark"), "nowhere.lark"),
+        (("--json-schema", "nowhere.json"), "nowhere.json"),
+        (("--json-schema", '{"type": '), "json_schema"),
+        (("--regex", "a", "--json-schema", "{}"), "exclude each other"),
+    ],
+)
+def test_a_grammar_that_is_none_is_one_line(
+    generate: Command, words: tuple[str, ...], message: str
+) -> None:
+    ran = generate("x = ", *words)
+    assert ran.code == 2 and ran.out == ""
+    assert message in ran.err and len(ran.err.strip().splitlines()) == 1

@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import regex
 import torch
+from llguidance import LLTokenizer, TokenizerWrapper
 from torch import Tensor
 from transformers.generation.logits_process import (
     LogitsProcessor,
@@ -20,6 +22,8 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
     TypicalLogitsWarper,
 )
+
+from outrider.models.grammar import Grammars
 
 VOCAB = 13
 END = 3
@@ -74,6 +78,44 @@ AHEAD = (
 """Those that look at the drafted tokens before a row."""
 
 
+SPELLED = [b"a", b"b", b"c", b"<end>", b"d", b"x", b"y", b"ax", b"e", b"ab", b"xe", b"z", b"ya"]
+"""The tokens as text, for grammars."""
+PAIRS = "([a-e]x?[a-e]y?)*"
+"""Pairs of letters, of which nothing is ever forced; the tests' own tokens a to e always fit."""
+
+
+def may_come(pattern: str, output: Sequence[int]) -> list[int]:
+    """Tokens after which the text still begins a match, END where it is one."""
+    text = b"".join(SPELLED[token] for token in output).decode()
+    begun = [
+        token
+        for token, spelled in enumerate(SPELLED)
+        if regex.fullmatch(pattern, text + spelled.decode(), partial=True)
+    ]
+    return [*begun, END] if regex.fullmatch(pattern, text) else begun
+
+
+class Spelled:
+    """The toy vocabulary as llguidance asks for one; the longest token that fits comes first."""
+
+    eos_token_id = END
+    bos_token_id = None
+    special_token_ids = (END,)
+    tokens = SPELLED
+
+    def __call__(self, text: bytes) -> list[int]:
+        found: list[int] = []
+        while text:
+            fits = [t for t, spelled in enumerate(SPELLED) if text.startswith(spelled)]
+            best = max(fits, key=lambda t: len(SPELLED[t]), default=None)
+            found += [] if best is None else [best]
+            text = text[1 if best is None else len(SPELLED[best]) :]
+        return found
+
+
+GRAMMARS = Grammars(lambda: LLTokenizer(TokenizerWrapper(Spelled()), eos_token=[END]), [END], VOCAB)
+
+
 def combination(seed: int) -> dict[str, Any]:
     """Some of the controls together; `no_repeat_ngram=1` would soon leave nothing over."""
     chance = random.Random(seed)
@@ -85,6 +127,11 @@ def combination(seed: int) -> dict[str, Any]:
 
 
 COMBINATIONS = [combination(seed) for seed in range(20)]
+GUIDED: dict[str, dict[str, Any]] = {
+    "regex": {"regex": PAIRS},
+    **{f"regex and combination{i}": {"regex": PAIRS} | COMBINATIONS[i] for i in (1, 5, 6, 7)},
+}
+"""Grammars alone and beside other controls; they need a tokenizer."""
 
 
 def row_after(
@@ -134,6 +181,9 @@ def before_temperature(
         steps.append(NoBadWordsLogitsProcessor([list(word) for word in given["bad_words"]]))
     if len(output) < given.get("min_tokens", 0):
         steps.append(lambda _, row: row.index_fill(1, torch.tensor([END]), -torch.inf))
+    if "regex" in given:
+        left_out = set(range(VOCAB)) - set(may_come(given["regex"], output))
+        steps.append(lambda _, row: row.index_fill(1, torch.tensor([*left_out]), -torch.inf))
     if "logit_bias" in given:
         added = torch.zeros(VOCAB)
         for token, value in given["logit_bias"].items():

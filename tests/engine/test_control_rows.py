@@ -14,22 +14,35 @@ from outrider.engine.places import Places
 from outrider.sequence import Sequence
 from outrider.tree import TokenTree
 from outrider.types import Request
-from tests.engine.control_rows import AHEAD, COMBINATIONS, EACH, END, VOCAB, law_after, row_after
+from tests.engine.control_rows import (
+    AHEAD,
+    COMBINATIONS,
+    EACH,
+    END,
+    GRAMMARS,
+    GUIDED,
+    VOCAB,
+    law_after,
+    row_after,
+)
 
-CASES = list(EACH.values()) + COMBINATIONS
-IDS = list(EACH) + [f"combination{i}" for i in range(len(COMBINATIONS))]
+CASES = [*EACH.values(), *COMBINATIONS, *GUIDED.values()]
+IDS = [*EACH, *(f"combination{i}" for i in range(len(COMBINATIONS))), *GUIDED]
 
 
 def text_of(prompt: list[int], output: list[int], given: dict[str, Any], key: int = 0) -> Sequence:
+    params = SamplingParams(**given)
+    grammar = GRAMMARS.compiled(params)
     return Sequence(
         key=key,
-        request=Request(tuple(prompt), SamplingParams(**given)),
+        request=Request(tuple(prompt), params, grammar=grammar),
         seed=1,
         rule="block",
         depth=4,
         max_tokens=50,
         end_tokens=frozenset({END}),
         tokens=[*prompt, *output],
+        guide=grammar and grammar.guide(len(prompt), ()),
     )
 
 
@@ -106,6 +119,19 @@ def test_a_control_left_out_is_found(name: str) -> None:
     controls = Controls([text_of([1, 2], [], {})])
     law = controls.probs(controls.adjusted(rows, Places([0], [()])), [0])
     assert not torch.allclose(law[0], law_after(rows[0], [1, 2], [], EACH[name]))
+
+
+def test_a_grammar_of_the_text_alone_is_found() -> None:
+    """The negative control of grammars: a row that knows the text, and not its path."""
+    given, output, path = GUIDED["regex"], [4, 2, 0], [5, 0, 6]
+    rows, right = logits(4, 3), Places.of(TokenTree.of([path], [[0, 1, 2]]))
+    found = [
+        Controls([text_of([1, 2], output, given)]).adjusted(rows, places)
+        for places in (right, Places([0] * 4, [()] * 4))
+    ]
+    wanted = [row_after(rows[i], [1, 2], output + path[:i], given) for i in range(4)]
+    assert [torch.equal(found[0][i], wanted[i]) for i in range(4)] == [True] * 4
+    assert [torch.equal(found[1][i], wanted[i]) for i in range(4)] == [True, False, False, False]
 
 
 def test_presence_and_frequency_do_not_count_the_prompt() -> None:

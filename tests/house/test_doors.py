@@ -24,6 +24,7 @@ DOORS: dict[str, set[str]] = {
     "vllm": {"cluster"},
     "matplotlib": {"bench"},
     "scipy": {"certify"},
+    "llguidance": {"models"},
     "triton": {"decoding"},
     "beartype": set(),
 }
