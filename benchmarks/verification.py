@@ -122,6 +122,11 @@ class Watched(TargetLogits):
         self.asked.update(at_n.tolist())
         return super().probs(at_n)
 
+    def weighed(self, at_n: Tensor) -> tuple[Tensor, Tensor | None]:
+        """As before."""
+        self.asked.update(at_n.tolist())
+        return super().weighed(at_n)
+
     def prob_of(self, at_n: Tensor, tokens_n: Tensor) -> Tensor:
         """As before."""
         self.asked.update(at_n.tolist())

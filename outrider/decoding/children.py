@@ -21,6 +21,8 @@ from outrider.decoding.laws import Law
 from outrider.decoding.sampling import DENSE_SHARE, inverse_cdf
 
 # About how far a draft's log-probabilities are from its target's, in nats.
+# Less than this left of a row is summed by itself.
+_SHARP = 1e-6
 _ERROR = 0.7
 
 if TYPE_CHECKING:
@@ -222,9 +224,11 @@ class _Ladder:
         column_R1 = torch.searchsorted(upto_RM, point_R1 + back_R1, right=True)
         column_R1 = column_R1.clamp_(max=upto_RM.shape[1] - 1)
         off_R = (probs_RM.gather(1, column_R1) <= 0).squeeze(1) | (column_R1 == gone_RK).any(1)
+        # What the gone ones leave of a sharp row is below the grain of its sums.
+        off_R |= (total_R1 < _SHARP * upto_RM[:, -1:]).squeeze(1)
         column_R = column_R1.squeeze(1)
         if off_R.any():
-            # The end of the row, or sums that round to either side of a gone column.
+            # There the sums say little; so they do at the row's end and beside a gone column.
             left = probs_RM[off_R].scatter(1, gone_RK[off_R], 0)
             column_R[off_R] = inverse_cdf(left, uniform_R.to(probs_RM.device)[off_R])
         return column_R

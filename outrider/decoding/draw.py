@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from outrider.decoding.children import Children, Drawing, Places
+from outrider.decoding.children import Children, Drawing, Places, Raced
 from outrider.decoding.draft import RoundNoise
 from outrider.decoding.laws import Law
 from outrider.decoding.rules import Rule
+from outrider.errors import InvalidConfig
 
 if TYPE_CHECKING:
     from jaxtyping import Int64
@@ -24,12 +25,20 @@ class Draws:
             by the race on the target's own noise, `greedy` takes the likeliest token.
         noise: the round's noise of B sequences.
         drawing: how children are drawn, where not as the rule does by default.
+
+    Raises:
+        InvalidConfig: a race for a rule in law.
     """
 
     def __init__(self, rule: Rule, noise: RoundNoise, drawing: Drawing | None = None) -> None:
         self._rule = rule
         self._noise = noise
         self.drawing = drawing or rule.drawing
+        if isinstance(self.drawing, Raced) and not rule.seeded:
+            raise InvalidConfig(
+                f"rule={rule.name!r} takes no children raced on the target's own noise, which "
+                "other rounds use too; take rule='coupled'"
+            )
 
     @property
     def num_texts(self) -> int:

@@ -129,7 +129,9 @@ class _Growing:
         laws = {num: law.select(base[:, at].flatten()) for num, at in groups.items()}
         counts_BL = torch.zeros_like(rows_BL)
         for num, at in groups.items():
-            counts_BL[:, at] = drawing.counts(laws[num], num).view(num_texts, -1).to(self._device)
+            counts_BL[:, at] = (
+                drawing.counts(laws[num], num).view(num_texts, len(at)).to(self._device)
+            )
         counts_BL = counts_BL * real_BL
         first_BL = self._counts[:, None] + counts_BL.cumsum(1) - counts_BL
         offset = sum(map(len, self._made))

@@ -107,7 +107,14 @@ class _Table(TargetRows):
 
 
 class TargetLaws(_Table):
-    """Rows that are laws already; for `argmax` alone any scores of the same order will do."""
+    """Rows that are laws already; for `argmax` alone any scores of the same order will do.
+
+    Args:
+        laws_BTV: any floating dtype; float64 stays what it is, all else becomes float32.
+    """
+
+    def __init__(self, laws_BTV: Float[Tensor, "B T V"]) -> None:
+        super().__init__(laws_BTV if laws_BTV.dtype == torch.float64 else laws_BTV.float())
 
     def probs(self, at_n: Tensor) -> Tensor:
         """The rows as they were given."""

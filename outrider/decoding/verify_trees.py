@@ -98,16 +98,17 @@ def verify_token_trees(
             "give one of each per text"
         )
     rows = [integers("draft_tokens", row).tolist() for row in draft_tokens]
-    tree = TokenTree.of(rows, parents)
+    tree = TokenTree.of(rows, [integers("parents", row).tolist() for row in parents])
     target_BTV = floats("target_probs", target_probs)
     draft_BNV = None if draft_probs is None else floats("draft_probs", draft_probs)
     check_shapes(draft_BNV, target_BTV, tree.tokens_BN)
     tree = tree.to(target_BTV.device)
     check_values(draft_BNV, target_BTV, tree.tokens_BN, tree.counts_B)
     law = None if draft_BNV is None else Law.dense(draft_BNV.flatten(0, 1))
-    draft = Draft(
-        tree, law, None if law is None else _first_siblings(tree), None, frozenset({kind})
-    )
+    law_rows_BN = None if law is None else _first_siblings(tree)
+    if law is not None and law_rows_BN is not None:
+        _check_siblings(tree, law, law_rows_BN)
+    draft = Draft(tree, law, law_rows_BN, None, frozenset({kind}))
     lengths_B = torch.tensor([len(text) for text in texts], dtype=torch.int64)
     samples_B = torch.arange(len(texts))
     chance = RoundNoise(as_key([check_seed(seed)] * len(texts)), samples_B, lengths_B)
@@ -128,6 +129,19 @@ def verify_token_trees(
         updated_tokens=torch.tensor(padded, dtype=torch.int64).view(len(grown), longest),
         lengths=torch.tensor([len(text) for text in grown], dtype=torch.int64),
     )
+
+
+def _check_siblings(tree: TokenTree, law: Law, law_rows_BN: Tensor) -> None:
+    """Raises InvalidConfig where a node's law is not that of its first sibling."""
+    real_BN = tree.is_node()
+    own, first = (law.probs.view(*real_BN.shape, -1)[real_BN], law.probs[law_rows_BN[real_BN]])
+    other = (own != first).any(1).nonzero()
+    if len(other):
+        b, j = real_BN.nonzero()[int(other[0])].tolist()
+        raise InvalidConfig(
+            f"draft_probs of tree {b}, node {j} are not those of its first sibling; siblings are "
+            "drawn from one law, that of the row they hang from"
+        )
 
 
 def _first_siblings(tree: TokenTree) -> Tensor:

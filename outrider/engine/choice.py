@@ -8,6 +8,7 @@ from outrider.drafters import (
     CombinedDrafter,
     Drafter,
     DrafterSpec,
+    GrammarDrafter,
     NgramDrafter,
     NoDrafter,
     RecycleDrafter,
@@ -16,6 +17,7 @@ from outrider.drafters import (
 from outrider.errors import InvalidConfig
 
 WITHOUT_MODEL: dict[str, Callable[[], Drafter]] = {
+    "grammar": GrammarDrafter,
     "ngram": NgramDrafter,
     "recycle": RecycleDrafter,
     "suffix": SuffixDrafter,
@@ -40,7 +42,7 @@ class Choice:
         self._added: list[Drafter] = []
 
     def of(self, spec: str | None) -> Drafter:
-        """The drafter of a spec: `none`, parts of the engine's own, `ngram`, `suffix`, `recycle`.
+        """The drafter of a spec: `none`, parts of its own, or one of `WITHOUT_MODEL`.
 
         None and `auto` are the engine's own.
 

@@ -19,7 +19,7 @@ from outrider.decoding.laws import Law
 from outrider.decoding.rows import TargetLaws, TargetRows
 from outrider.decoding.rules.base import Rule, extra_uniforms, first_rows, test_uniforms
 from outrider.decoding.rules.block import BlockRule
-from outrider.decoding.rules.kseq import base_law, check_independent, on_support
+from outrider.decoding.rules.kseq import base_law, check_siblings, on_support
 from outrider.decoding.rules.walking import children_of
 from outrider.decoding.sampling import inverse_cdf
 from outrider.errors import InvalidConfig
@@ -79,8 +79,8 @@ class GbvRule(Rule):
     needs_draft_law = True
 
     def check(self, draft: Draft) -> None:
-        """Raises InvalidConfig for anything but i.i.d. paths of one depth that stay apart."""
-        check_independent(self, draft)
+        """Raises InvalidConfig for anything but i.i.d. paths of one law and depth, set apart."""
+        check_siblings(self, draft)
         tree = draft.tree
         if tree.is_chain or not host.reads_free(tree.parents_BN.device):
             return
@@ -178,9 +178,6 @@ class Ranked:
             order_nM = _falling(ratio_nM)
         else:
             by_id_nM = law.ids.sort(dim=1, stable=True).indices
-            order_nM = (
-                ratio_nM.gather(1, by_id_nM).sort(dim=1, descending=True, stable=True).indices
-            )
             order_nM = by_id_nM.gather(1, _falling(ratio_nM.gather(1, by_id_nM)))
         p_nM, q_nM = p_nM.gather(1, order_nM), q_nM.gather(1, order_nM)
         # From the far end, so that no rest is less than the token it begins with.

@@ -43,18 +43,7 @@ class KseqRule(Rule):
 
     def check(self, draft: Draft) -> None:
         """Raises InvalidConfig for children that are no i.i.d. draws of one law."""
-        check_independent(self, draft)
-        tree, rows_BN = draft.tree, draft.law_rows_BN
-        if tree.is_chain or rows_BN is None or not host.reads_free(rows_BN.device):
-            return
-        rows_BT = torch.nn.functional.pad(rows_BN, (1, 0))
-        kids_BTW = tree.children()
-        own_BTW = rows_BT[torch.arange(len(rows_BT))[:, None, None], kids_BTW]
-        if ((own_BTW != own_BTW[:, :, :1]) & (kids_BTW > 0)).any():
-            raise InvalidConfig(
-                f"rule={self.name!r} needs siblings drawn from one law, and some come from "
-                "different rows; take rule='recursive' for children of several drafters"
-            )
+        check_siblings(self, draft)
 
     def verify(self, draft: Draft, target: TargetRows, noise: RoundNoise) -> Verdict:
         """Tests on stream ACCEPT, index j for node j; the added token on EXTRA, index 0."""
@@ -105,6 +94,22 @@ def check_independent(rule: Rule, draft: Draft) -> None:
     """
     if not (draft.law is None and draft.tree.is_chain):
         Rule.check(rule, draft)
+
+
+def check_siblings(rule: Rule, draft: Draft) -> None:
+    """Raises InvalidConfig for nodes not drawn IID, and for siblings of different laws."""
+    check_independent(rule, draft)
+    tree = draft.tree
+    if tree.is_chain or not host.reads_free(tree.parents_BN.device):
+        return
+    rows_BT = torch.nn.functional.pad(draft.law_rows(), (1, 0))
+    kids_BTW = tree.children()
+    own_BTW = rows_BT[torch.arange(len(rows_BT))[:, None, None], kids_BTW]
+    if ((own_BTW != own_BTW[:, :, :1]) & (kids_BTW > 0)).any():
+        raise InvalidConfig(
+            f"rule={rule.name!r} needs siblings drawn from one law, and some come from "
+            "different rows; take rule='recursive' for children of several drafters"
+        )
 
 
 def base_law(draft: Draft) -> Law:

@@ -30,6 +30,9 @@ Rank: TypeAlias = int | Tensor
 
 _MOST_LEFT = 0.5
 """While more of a law is left than this, one minus what was taken is as good as the sum."""
+# A c beyond the first is multiplied in two steps, for float32's sake; one beyond the second is met
+# with a chance below its inverse.
+_STEEP, _MOST = 1e30, 1e60
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,7 @@ class Residuals:
         probs_BV = self.target.probs(at_B)
         weights_BV = self.family(at_B).spread(probs_BV)
         drawn_B = inverse_cdf(weights_BV, uniform_B)
-        void_B = weights_BV.gather(1, drawn_B[:, None]).squeeze(1) <= 0
+        void_B = ~(weights_BV.gather(1, drawn_B[:, None]).squeeze(1) > 0)
         # Only rounding refuses a sure token: what is added then follows the target.
         some = host.some(void_B)
         if len(some):
@@ -161,7 +164,7 @@ class Family:
             sampled_n = refused_n & (_column(self._kinds_nW, k) != Kind.POINT)
             room_n = share_n * self._left_n
             # Nothing is taken where nothing is left: R stays.
-            step_n = torch.where(sampled_n & (room_n > 0), mass_n / room_n, 0)
+            step_n = torch.where(sampled_n & (room_n > 0), mass_n / room_n, 0).clamp(max=_MOST)
             cut_nW = (owed_nW - step_n[:, None] * self._own_nW).clamp(min=0)
             left_nW = torch.where(sampled_n[:, None], cut_nW, left_nW)
             slot_n1 = self._slots(k)
@@ -251,8 +254,9 @@ class Family:
         first_nW = real_nW & ~(self._same() & real_nW[:, None, :] & whole.earlier_WW).any(2)
         plain_nW = self._p_nW
         for j in self._used(some):
+            taken_n1 = self._taken_nW[:, j, None]
             at_nW = _at(law, self._laws_nW[:, j], self._tokens_nW)
-            plain_nW = plain_nW - self._taken_nW[:, j, None] * at_nW
+            plain_nW = plain_nW - torch.where(taken_n1 > 0, taken_n1 * at_nW, 0)
         return summed_m + (first_nW * (owed_nW - plain_nW.clamp(min=0))).sum(1)[some]
 
     def _used(self, some: Tensor) -> list[int]:
@@ -270,7 +274,15 @@ class Family:
             assert law is not None
             rows_m, taken_m1 = self._laws_nW[some, j], self._taken_nW[some, j][:, None]
             dtype = torch.promote_types(out_mV.dtype, law.probs.dtype)
-            taken_m1, base = taken_m1.to(dtype), law.probs.index_select(0, rows_m).to(dtype)
+            base = law.probs.index_select(0, rows_m).to(dtype)
+            on_host = host.reads_free(some.device)
+            if not on_host or not (taken_m1 > 0).all():
+                # A law nobody drew from may hold anything.
+                base = torch.where(taken_m1 > 0, base, 0)
+            if not on_host or bool((taken_m1 > _STEEP).any()):
+                taken_m1 = taken_m1.sqrt()
+                base = base * taken_m1.to(dtype)
+            taken_m1 = taken_m1.to(dtype)
             if law.ids is None:
                 out_mV = torch.addcmul(out_mV.to(dtype), base, taken_m1, value=-1)
             else:
