@@ -90,6 +90,11 @@ class Pair:
         for k in depths:
             llm = LLM(self.target, self.tokenizer, ModelDrafter(self.draft), k=k)
             ways[f"{OURS}draft, k={k}"] = way(llm)
+        # The settings that transformers' assisted generation comes with.
+        sure = ModelDrafter(self.draft, confidence=0.4)
+        ways[f"{OURS}draft, k=20, confidence 0.4"] = way(
+            LLM(self.target, self.tokenizer, sure, k=20)
+        )
         return ways
 
     def theirs(self, depths: Sequence[int], tokens: int, batch: int) -> dict[str, Way]:
