@@ -1,4 +1,4 @@
-"""Bring your own model: the two-method protocols, and the target they become.
+"""Bring your own model: the protocols of one method each, and the target they become.
 
 A DraftModel and a TargetModel are plain objects over whole prefixes, with no cache to manage: the
 smallest thing that can be decoded speculatively, and what exact tests use.
