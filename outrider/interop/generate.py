@@ -41,7 +41,9 @@ NUMBERS = (
 OPTIONS = (*NUMBERS, "assistant_tokenizer", "max_texts", "pack", "rule", "stop_strings", "strict")
 
 NAMED = ("assistant_model", "drafter", "streamer", "tokenizer")
-ALIASES = dict.fromkeys(("depth", "k", "num_speculative_tokens"), "num_assistant_tokens")
+ALIASES: dict[str, str] = dict.fromkeys(
+    ("depth", "k", "num_speculative_tokens"), "num_assistant_tokens"
+)
 
 
 def custom_generate(

@@ -160,7 +160,7 @@ class LLM:
                     f"option {name!r} does not exist; options are {', '.join(OPTIONS)}"
                     + nearest(name, (*NAMED, *OPTIONS), ALIASES)
                 )
-        if not isinstance(drafter, (str, Drafter, DraftModel)):
+        if not isinstance(drafter, (str, Drafter)) and not isinstance(drafter, DraftModel):
             raise InvalidConfig(
                 f"drafter={shown(drafter)}: a spec, a Drafter, or an object with vocab_size and "
                 "propose(prefix, k, rng) is due; 'none' decodes plainly"
