@@ -23,9 +23,13 @@ LogitsProcessor: TypeAlias = Callable[[Any, Any], Any]
 """`(input_ids[1, n], scores[1, V]) -> scores[1, V]`; transformers' own processors are such."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A suggestion for a misspelt `name`, ready to append to an error message; "" without one."""
-    close = difflib.get_close_matches(name, list(known), n=1)
+def nearest(name: str, known: Iterable[str], aliases: Mapping[str, str] | None = None) -> str:
+    """A suggestion for a misspelt `name`, ready to append to an error message; "" without one.
+
+    `aliases` are the names that others have for known ones.
+    """
+    other = (aliases or {}).get(name)
+    close = difflib.get_close_matches(name, list(known), n=1) if other is None else [other]
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
@@ -35,6 +39,21 @@ def check_whole(name: str, value: Any, least: int, most: int | None = None) -> N
     if not whole or value < least or (most is not None and value >= most):
         limit = f"at least {least}" + (f" and below {most}" if most is not None else "")
         raise InvalidConfig(f"{name}={value!r}: a whole number of {limit} is due")
+
+
+def shown(value: Any) -> str:
+    """A value in an error message: plain ones as they are written, others by their type's name."""
+    plain = value is None or isinstance(value, (str, bytes, int, float, list, tuple, dict, set))
+    return reprlib.repr(value) if plain else getattr(value, "__name__", type(value).__name__)
+
+
+def check_rule(rule: Any) -> None:
+    """Refuses anything but a name, or None, where a verification rule is named."""
+    if rule is not None and not isinstance(rule, str):
+        raise InvalidConfig(
+            f"rule={shown(rule)}: the name of a rule is due; put a rule of your own into "
+            "outrider.decoding.RULES first (docs/write-a-rule.md)"
+        )
 
 
 def check_flag(name: str, value: Any) -> None:

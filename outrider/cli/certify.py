@@ -36,7 +36,10 @@ def certifying(context: typer.Context) -> None:
 @certify.command("rules")
 def certify_rules(
     pairs: Annotated[
-        int, typer.Option("--pairs", "-n", help="Tabular pairs per rule, drafter and tree.")
+        int,
+        typer.Option(
+            "--pairs", "-n", help="Tabular pairs per rule, drafter and tree; 1 takes least."
+        ),
     ] = 12,
     processes: Annotated[
         int | None, typer.Option(help="Worker processes; by default one per core.")
@@ -55,6 +58,7 @@ def certify_rules(
     \b
     Examples:
       outrider certify rules
+      outrider certify rules --pairs 1
       outrider certify rules --pairs 50
       outrider certify rules --json
     """
@@ -62,8 +66,15 @@ def certify_rules(
         if count is not None and count < 1:
             raise InvalidConfig(f"{name}={count}: at least 1 is needed")
     from outrider.certify.certificate import certify_rules as run
+    from outrider.certify.certificate import wrong_schemes
+    from outrider.certify.schemes import certifiables
 
     console = terminal.err()
+    parts = f"{len(certifiables())} certificates and {len(wrong_schemes())} broken variants"
+    console.out(
+        f"{parts} over {pairs} pairs each, the longest first: minutes; --pairs 1 takes least",
+        highlight=False,
+    )
     certificate = run(
         num_pairs=pairs,
         processes=processes or os.cpu_count() or 1,

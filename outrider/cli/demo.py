@@ -31,7 +31,9 @@ SMOKE_TOKENS = 24
 
 def demo(
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="New tokens.")] = 160,
-    depth: options.Depth = DEPTH,
+    depth: Annotated[
+        int, typer.Option("--depth", "-k", help="Tokens guessed per round at most.")
+    ] = DEPTH,
     prompt: Annotated[int, typer.Option(help="Which of the held-out prompts, from 0.")] = 0,
     strict: options.Strict = True,
     smoke: Annotated[bool, typer.Option("--smoke", help="A short run, for checks.")] = False,

@@ -65,7 +65,10 @@ def generate(
         int | None, typer.Option(help="The same seed gives the same text, whoever guesses.")
     ] = None,
     stop: Annotated[
-        list[str] | None, typer.Option(help="End before this text; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            help="End before this text; may be repeated. In bash an empty line is $'\\n\\n'."
+        ),
     ] = None,
     strict: options.Strict = None,
     dtype: options.Dtype = None,

@@ -24,6 +24,9 @@ from outrider.errors import (
 Array: TypeAlias = Tensor | NDArray[Any] | Sequence[Any]
 """What the functions here take: tensors, numpy arrays or nested lists."""
 
+MASS_TOLERANCE = 1e-2
+"""How far a law's mass may be from one: rows rounded to bfloat16 or float16 come within half."""
+
 
 def check_seed(seed: int) -> int:
     """The seed as a Python int; raises InvalidConfig outside [0, 2**64)."""
@@ -143,8 +146,21 @@ def check_values(
         )
     read_BT = torch.nn.functional.pad(drafted_BK, (1, 0), value=True)
     check_probs("target_probs", target_BTV[read_BT])
-    if not (target_BTV[read_BT].sum(-1) > 0).all():
-        raise DegenerateDistribution("target_probs has a row without mass: nothing can be drawn")
+    _check_masses("target_probs", target_BTV, read_BT)
     if draft_BKV is not None:
         check_probs("draft_probs", draft_BKV[drafted_BK])
+        _check_masses("draft_probs", draft_BKV, drafted_BK)
     return tokens_BK.masked_fill(~drafted_BK, 0)
+
+
+def _check_masses(name: str, probs: Tensor, read: Tensor) -> None:
+    """Refuses rows that are read and do not sum to one."""
+    mass = probs[read].sum(-1)
+    wrong = ((mass - 1).abs() > MASS_TOLERANCE).nonzero()
+    if len(wrong):
+        first = int(wrong[0])
+        row = tuple(read.nonzero()[first].tolist())
+        raise DegenerateDistribution(
+            f"{name} row {row} has mass {float(mass[first]):.6g}; a law sums to one: give "
+            "probabilities, such as softmax makes of logits"
+        )

@@ -118,10 +118,10 @@ def verify_speculative_tokens(
         DraftShapeMismatch, TargetShapeMismatch, DistributionWidthMismatch: shapes that disagree.
         TokenOutOfRange: a drafted token outside 0..V-1.
         NonFinite: NaN or an infinity in a law.
-        DegenerateDistribution: a target row without mass.
+        DegenerateDistribution: a row that is read and does not sum to one.
         InvalidConfig: an unknown rule, a seed, dtype or negative probability that cannot be meant.
     """
-    sifter = _SIFTERS.get(rule)
+    sifter = _SIFTERS.get(rule) if isinstance(rule, str) else None
     if sifter is None:
         raise InvalidConfig(f"rule={rule!r}: one of {', '.join(_SIFTERS)} is due")
     target_BTV = floats("target_probs", target_probs)

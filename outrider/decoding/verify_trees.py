@@ -81,7 +81,7 @@ def verify_token_trees(
         DraftShapeMismatch, TargetShapeMismatch, DistributionWidthMismatch: parts that disagree.
         TokenOutOfRange: a token outside 0..V-1.
         NonFinite: NaN or an infinity in a law.
-        DegenerateDistribution: a target row without mass.
+        DegenerateDistribution: a row that is read and does not sum to one.
         InvalidConfig: an unknown or lossy rule, one that does not verify such trees, a seed.
     """
     decide, kind = rule_named(rule), _KINDS.get(drawn)

@@ -59,13 +59,14 @@ class DrafterSpec:
         return cls(kind, path or None)
 
     @classmethod
-    def parse_all(cls, spec: str) -> tuple[DrafterSpec, ...]:
-        """Reads a spec string of one drafter, or of several as `a+b`.
+    def parse_all(cls, spec: str, auto: str = "auto") -> tuple[DrafterSpec, ...]:
+        """Reads a spec string of one drafter, or of several as `a+b`; `auto` is what that means.
 
         Raises:
             InvalidConfig: what `parse` refuses; the same drafter twice; `none` beside another.
         """
-        found = tuple(cls.parse(part) for part in _PLUS.split(spec))
+        parsed = (cls.parse(part) for part in _PLUS.split(spec))
+        found = tuple(cls(auto) if one.kind == "auto" else one for one in parsed)
         if len(set(found)) < len(found):
             raise InvalidConfig(f"drafter={spec!r} names one drafter twice; name it once")
         if len(found) > 1 and any(one.kind == "none" for one in found):

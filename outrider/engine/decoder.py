@@ -42,7 +42,7 @@ def as_drafter(model: Drafter | Target | DraftModel | None, target: Target) -> D
 
     Raises:
         InvalidConfig: an object that cannot draft.
-        VocabularyMismatch: a two-method draft model over another vocabulary than the target's.
+        VocabularyMismatch: a DraftModel over another vocabulary than the target's.
     """
     if model is None:
         return NoDrafter()
@@ -67,8 +67,8 @@ class SpeculativeDecoder:
     """The engine over token ids: decodes with a target, guesses with a draft model.
 
     Args:
-        draft: a DraftModel (two methods), a Drafter, a Target used as draft model, or None.
-        target: a TargetModel (two methods) or a Target.
+        draft: a DraftModel, a Drafter, a Target used as draft model, or None.
+        target: a TargetModel or a Target.
         config: draft length, rule, sampling and end of text.
 
     Raises:

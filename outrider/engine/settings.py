@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from outrider.config import SamplingParams, check_between, check_flag, check_whole
+from outrider.config import SamplingParams, check_between, check_flag, check_rule, check_whole
 from outrider.decoding import RULES, rule_named
 from outrider.errors import InvalidConfig
 from outrider.tree import MAX_NODES, TreeBudget
@@ -52,6 +52,7 @@ def resolve_rule(
         InvalidConfig: an unknown rule, a lossy one that is not asked for, `greedy` at a temperature
             above 0, or trees for a rule that verifies chains.
     """
+    check_rule(rule)
     if rule is None:
         if sampling.temperature == 0:
             return "greedy"
@@ -107,6 +108,7 @@ class SpeculativeDecoderConfig:
     def __post_init__(self) -> None:
         check_whole("k", self.k, 1)
         check_flag("lossless", self.lossless)
+        check_rule(self.rule)
         if self.rule is not None:
             rule_named(self.rule, lossless=self.lossless)
         tree_budget(self.k, self.width, self.nodes)

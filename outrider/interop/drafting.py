@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from transformers import GenerationConfig, PreTrainedModel
 
 from outrider.config import check_whole
 from outrider.drafters import (
+    CombinedDrafter,
     Drafter,
     DrafterSpec,
     ModelDrafter,
@@ -100,7 +101,8 @@ class Guesser:
 
     Args:
         assistant_model: a transformers model that guesses.
-        drafter: a Drafter, a Target, a DraftModel, or a spec: none, ngram, auto, draft:PATH.
+        drafter: a Drafter, a Target, a DraftModel, or a spec: none, ngram, auto,
+            suffix, recycle, draft:PATH; or several without a model as a+b.
         tokenizer, assistant_tokenizer: show that both models' tokens mean the same.
 
     Raises:
@@ -118,14 +120,16 @@ class Guesser:
                 "give anything else that guesses as drafter="
             )
         if isinstance(drafter, str):
-            drafter = DrafterSpec.parse(drafter)
-            if drafter.kind not in (*BY_NAME, "auto", "draft", "ngram"):
-                raise InvalidConfig(
-                    f"drafter={drafter.kind!r} is not offered inside generate; make the Drafter "
-                    "and give it, or use LLM.load"
-                )
-            if drafter.kind == "draft" and drafter.path is None:
+            several = DrafterSpec.parse_all(drafter, auto="ngram")
+            for one in several:
+                if one.kind not in (*BY_NAME, "auto", "draft", "ngram"):
+                    raise InvalidConfig(
+                        f"drafter={one.kind!r} is not offered inside generate; make the Drafter "
+                        "and give it, or use LLM.load"
+                    )
+            if any(one.kind == "draft" and one.path is None for one in several):
                 raise InvalidConfig("drafter='draft' names no model here; use draft:PATH")
+            drafter = several[0] if len(several) == 1 else _together(drafter, several)
         self.assistant = assistant_model
         self._given = drafter
         self._tokenizer, self._assistant_tokenizer = tokenizer, assistant_tokenizer
@@ -134,7 +138,9 @@ class Guesser:
     def has_model(self) -> bool:
         """Whether something was given that is of no use unless it drafts."""
         given = self._given
-        named = isinstance(given, DrafterSpec) and given.kind != "draft"
+        named = isinstance(given, tuple) or (
+            isinstance(given, DrafterSpec) and given.kind != "draft"
+        )
         return self.assistant is not None or (given is not None and not named)
 
     def drafter(self, guess: Guess, model: PreTrainedModel, target: Target) -> Drafter:
@@ -176,6 +182,9 @@ class Guesser:
             return ModelDrafter(self._given, confidence=guess.confidence)
         if isinstance(self._given, DrafterSpec) and self._given.kind in BY_NAME:
             return BY_NAME[self._given.kind]()
+        if isinstance(self._given, tuple):
+            named = cast("tuple[DrafterSpec, ...]", self._given)
+            return CombinedDrafter([BY_NAME.get(one.kind, NgramDrafter)() for one in named])
         if self._given is None or isinstance(self._given, DrafterSpec):
             return NgramDrafter() if guess.longest is None else NgramDrafter(1, guess.longest)
         return as_drafter(self._given, target)
@@ -206,6 +215,16 @@ class Guesser:
         if self._tokenizer is None:
             _check_width(loaded.vocab_size, target)
         return loaded
+
+
+def _together(given: str, parts: tuple[DrafterSpec, ...]) -> tuple[DrafterSpec, ...]:
+    """Specs of several drafters, none of which needs a model."""
+    if any(one.kind == "draft" for one in parts):
+        raise InvalidConfig(
+            f"drafter={given!r}: inside generate a draft model guesses alone; use draft:PATH by "
+            "itself, or LLM.load"
+        )
+    return parts
 
 
 def _check_width(width: int, target: Target) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, StopStringCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from outrider.config import check_flag, check_whole, nearest
+from outrider.config import check_flag, check_rule, check_whole, nearest
 from outrider.decoding import rule_named
 from outrider.drafters import Drafter
 from outrider.engine import Emitter, Engine, Requests
@@ -40,9 +40,14 @@ NUMBERS = (
 )
 OPTIONS = (*NUMBERS, "assistant_tokenizer", "max_texts", "pack", "rule", "stop_strings", "strict")
 
+NAMED = ("assistant_model", "drafter", "streamer", "tokenizer")
+ALIASES: dict[str, str] = dict.fromkeys(
+    ("depth", "k", "num_speculative_tokens"), "num_assistant_tokens"
+)
+
 
 def custom_generate(
-    *,
+    *_called: Any,
     assistant_model: PreTrainedModel | None = None,
     streamer: Any = None,
     tokenizer: Any = None,
@@ -56,20 +61,27 @@ def custom_generate(
         streamer: transformers' TextStreamer, TextIteratorStreamer or one's own.
         tokenizer: the model's; needed for stop_strings, and beside assistant_tokenizer.
         drafter: who guesses instead: a Drafter, a DraftModel, or a spec (none, ngram, auto,
-            draft:PATH). None and no assistant_model is prompt lookup.
+            suffix, recycle, draft:PATH; or several without a model as a+b). None and no
+            assistant_model is prompt lookup.
         **options: num_assistant_tokens, assistant_confidence_threshold, prompt_lookup_num_tokens,
             max_matching_ngram_size, assistant_tokenizer and stop_strings as in transformers; rule,
             max_texts and strict as in LLM.load; pack (lay the model's layers out for the
             processor, for good; off by default).
 
     Raises:
-        InvalidConfig: an unknown option, with the nearest known one; a value that cannot be meant.
+        InvalidConfig: an unknown option, with the nearest known one; a value that cannot be meant;
+            arguments without a name: it was given to `generate` itself, and not called.
     """
+    if _called:
+        raise InvalidConfig(
+            f"custom_generate was handed {type(_called[0]).__name__}: it makes the callable, so "
+            "call it: generate(..., custom_generate=outrider.custom_generate())"
+        )
     for name in options:
         if name not in OPTIONS:
             raise InvalidConfig(
                 f"option {name!r} of custom_generate does not exist; options are "
-                f"{', '.join(OPTIONS)}" + nearest(name, OPTIONS)
+                f"{', '.join(OPTIONS)}" + nearest(name, (*NAMED, *OPTIONS), ALIASES)
             )
     return CustomGenerate(
         Guesser(assistant_model, drafter, tokenizer, options.pop("assistant_tokenizer", None)),
@@ -92,6 +104,7 @@ class CustomGenerate:
         self._streamer = streamer
         self._numbers = {name: options.get(name) for name in NUMBERS}
         self._rule: str | None = options.get("rule")
+        check_rule(self._rule)
         if self._rule is not None:
             rule_named(self._rule)
         self._max_texts: int = options.get("max_texts", 64)

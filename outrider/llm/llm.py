@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -10,10 +11,19 @@ from typing import Any, cast
 
 import torch
 
-from outrider.config import SamplingParams, as_tokens, check_flag, check_whole, nearest
+from outrider.config import (
+    SamplingParams,
+    as_tokens,
+    check_flag,
+    check_rule,
+    check_whole,
+    nearest,
+    shown,
+)
 from outrider.decoding import rule_named
 from outrider.drafters import Drafter
 from outrider.engine import Emitter, Engine, Requests
+from outrider.engine.decoder import as_drafter
 from outrider.engine.settings import tree_budget
 from outrider.errors import EmptyPrompt, InvalidConfig, UnsupportedModel
 from outrider.llm.load import (
@@ -27,6 +37,7 @@ from outrider.llm.load import (
 from outrider.llm.options import Speculation
 from outrider.models.grammar import Grammars
 from outrider.models.hf import HuggingFaceTarget, LoadedTarget
+from outrider.models.protocol import DraftModel
 from outrider.models.text import TextTokenizer
 from outrider.types import Completion, Delta, Request, SpeculativeMetrics
 
@@ -43,6 +54,17 @@ OPTIONS = (
     "share_prefixes",
     "width",
 )
+NAMED = ("model", "drafter", "device", "dtype", "strict", "speculative_config")
+ALIASES = {
+    "assistant_model": "drafter",
+    "depth": "k",
+    "draft_model": "drafter",
+    "max_num_seqs": "max_texts",
+    "num_assistant_tokens": "k",
+    "num_speculative_tokens": "k",
+    "torch_dtype": "dtype",
+}
+"""What others call the parameters of `LLM.load`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +100,7 @@ class LLM:
         for name, value in (("k", k), ("max_texts", max_texts), ("prefill_chunk", prefill_chunk)):
             check_whole(name, value, 1)
         check_flag("lossless", lossless)
+        check_rule(rule)
         if rule is not None:
             rule_named(rule, lossless=lossless)
         self.tokenizer = tokenizer
@@ -101,7 +124,7 @@ class LLM:
     def load(
         cls,
         model: str | Path = "bundled",
-        drafter: str | Drafter = "auto",
+        drafter: str | Drafter | DraftModel = "auto",
         *,
         device: str | None = None,
         dtype: str | torch.dtype | None = None,
@@ -113,8 +136,9 @@ class LLM:
 
         Args:
             model: a local folder, or "bundled".
-            drafter: a Drafter, or a spec: none, draft, draft:PATH, bridge:PATH, ngram, suffix,
-                recycle, grammar, int8, early-exit, early-exit:L, auto; or several as a+b.
+            drafter: a Drafter, a DraftModel, or a spec: none, draft, draft:PATH, bridge:PATH,
+                ngram, suffix, recycle, grammar, int8, early-exit, early-exit:L, auto; or several
+                as a+b.
             device: where the models run; None = the CPU.
             dtype: "float32", "bfloat16", ...; None = bfloat16 where the processor has it.
             strict: one arithmetic class for everything, so that logits are equal bit for bit.
@@ -134,11 +158,12 @@ class LLM:
             if name not in OPTIONS:
                 raise InvalidConfig(
                     f"option {name!r} does not exist; options are {', '.join(OPTIONS)}"
-                    + nearest(name, OPTIONS)
+                    + nearest(name, (*NAMED, *OPTIONS), ALIASES)
                 )
-        if not isinstance(drafter, (str, Drafter)):
+        if not isinstance(drafter, (str, Drafter)) and not isinstance(drafter, DraftModel):
             raise InvalidConfig(
-                f"drafter={drafter!r}: a Drafter or a spec is due; 'none' decodes plainly"
+                f"drafter={shown(drafter)}: a spec, a Drafter, or an object with vocab_size and "
+                "propose(prefix, k, rng) is due; 'none' decodes plainly"
             )
         asked = Speculation(
             drafter if isinstance(drafter, str) else "none",
@@ -160,6 +185,7 @@ class LLM:
         target = cache(lambda: place.load(folder))
         if isinstance(drafter, str):
             drafter = load_drafter(asked, model, tokenizer, place, target)
+        drafter = as_drafter(drafter, target())
         share_cache(cache_bytes, target(), drafter)
         width = options.get("width", 1)
         k = asked.depth(width if isinstance(width, int) else 1)
@@ -233,6 +259,11 @@ class LLM:
         Raises:
             InvalidConfig: more than one sample; and whatever `generate` raises.
         """
+        several = _several(prompt)
+        if len(several) > 1 and isinstance(prompt, (list, tuple)):
+            raise InvalidConfig(
+                f"prompt={reprlib.repr(prompt)}: a stream carries one prompt; use generate(...)"
+            )
         (params,) = _each(sampling_params, 1)
         if params.n > 1:
             raise InvalidConfig(f"n={params.n}: a stream carries one text; use generate(...)")
@@ -315,13 +346,15 @@ class LLM:
         }
 
 
-def _instead(asked: Speculation, drafter: str | Drafter, config: Mapping[str, Any]) -> Speculation:
+def _instead(
+    asked: Speculation, drafter: str | Drafter | DraftModel, config: Mapping[str, Any]
+) -> Speculation:
     """What a `speculative_config` says, where nothing else says otherwise."""
     meant = asked.updated(config)
     names_one = any(config.get(key) is not None for key in ("method", "model"))
     other_drafter = drafter != "auto" and meant.drafter != asked.drafter
     clashes = {
-        "drafter": other_drafter or (names_one and isinstance(drafter, Drafter)),
+        "drafter": other_drafter or (names_one and not isinstance(drafter, str)),
         "k": asked.k is not None and meant.k != asked.k,
         "rule": asked.rule is not None and meant.rule != asked.rule,
     }

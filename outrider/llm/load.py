@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any, cast
 
 import torch
 
-from outrider.config import check_flag, check_whole
+from outrider.config import check_flag, check_whole, shown
 from outrider.drafters import (
     CombinedDrafter,
     Drafter,
@@ -48,6 +49,7 @@ from outrider.models.text import TextTokenizer
 log = logging.getLogger(__name__)
 
 BUNDLED = "bundled"
+_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -92,8 +94,8 @@ def as_dtype(name: str | torch.dtype | None) -> torch.dtype | None:
     return DTYPES[name]
 
 
-def folder_of(model: str | Path) -> Path:
-    """The folder of `"bundled"` or of a path.
+def folder_of(model: str | Path, name: str = "model") -> Path:
+    """The folder of `"bundled"` or of a path; `name` is what errors call it.
 
     Raises:
         InvalidConfig: something else than a path.
@@ -101,16 +103,26 @@ def folder_of(model: str | Path) -> Path:
         MissingExtra: the bundled models are not installed.
     """
     if not isinstance(model, (str, Path)):
-        raise InvalidConfig(f"model={model!r}: the path of a model folder, or 'bundled', is due")
+        raise InvalidConfig(
+            f"{name}={shown(model)}: the path of a model folder, or 'bundled', is due; wrap a "
+            "loaded model in outrider.models.HuggingFaceTarget and give it to SpeculativeDecoder"
+        )
     if str(model) == BUNDLED:
         return bundled_path("target")
     folder = Path(model).expanduser()
     if not folder.is_dir():
         raise ModelError(
-            f"model={str(model)!r} is no folder; give a folder saved with save_pretrained, "
-            "or 'bundled'"
+            f"{name}={str(model)!r} is no folder; give a folder saved with save_pretrained, "
+            f"or 'bundled'{_remedy(str(model))}"
         )
     return model_folder(folder)
+
+
+def _remedy(model: str) -> str:
+    """What to do about a name that may be one of the Hub's."""
+    if not _HUB_NAME.fullmatch(model):
+        return ""
+    return f"; nothing is downloaded here: `hf download {model} --local-dir DIR` first"
 
 
 def share_cache(cache_bytes: int | None, target: LoadedTarget, drafter: Drafter) -> None:
@@ -174,7 +186,7 @@ def _draft_models(drafter: Drafter) -> list[Target]:
 def draft_folder(spec: DrafterSpec, model: str | Path) -> Path | None:
     """The folder of the draft model a spec means for a target; None where it means none."""
     if spec.path is not None:
-        return folder_of(spec.path)
+        return folder_of(spec.path, "drafter")
     if spec.kind in ("auto", "draft") and str(model) == BUNDLED:
         return bundled_path("draft")
     if spec.kind == "draft":
@@ -233,7 +245,8 @@ def load_drafter(
         make = without_model.get(spec.kind)
         return NgramDrafter(options.shortest, options.longest) if make is None else make()
 
-    drafters = [made(spec) for spec in DrafterSpec.parse_all(options.drafter)]
+    auto = "draft" if str(model) == BUNDLED else "ngram"
+    drafters = [made(spec) for spec in DrafterSpec.parse_all(options.drafter, auto)]
     return drafters[0] if len(drafters) == 1 else CombinedDrafter(drafters)
 
 

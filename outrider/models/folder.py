@@ -72,8 +72,8 @@ def auto_class(folder: Path) -> Any:
     # Of some of these transformers would load the decoder alone, which is no language model.
     if saved.get("is_encoder_decoder"):
         raise UnsupportedModel(
-            f"the {family} model in {str(folder)!r} cannot be a target: it is an encoder-decoder; "
-            "only decoder-only language models can be a target"
+            f"the {family} model in {str(folder)!r} cannot be used: it is an encoder-decoder; "
+            "only decoder-only language models can be a target or a draft model"
         )
     if family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return AutoModelForCausalLM

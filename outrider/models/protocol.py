@@ -1,4 +1,4 @@
-"""Bring your own model: the two-method protocols, and the target they become.
+"""Bring your own model: the protocols of one method each, and the target they become.
 
 A DraftModel and a TargetModel are plain objects over whole prefixes, with no cache to manage: the
 smallest thing that can be decoded speculatively, and what exact tests use.
@@ -6,6 +6,7 @@ smallest thing that can be decoded speculatively, and what exact tests use.
 
 from __future__ import annotations
 
+import math
 import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import (
+    DegenerateDistribution,
     DistributionWidthMismatch,
     InvalidConfig,
     ModelError,
@@ -23,6 +25,9 @@ from outrider.errors import (
     TargetShapeMismatch,
 )
 from outrider.models.base import Rows, Target
+
+MASS_TOLERANCE = 0.05
+"""How far a target row's mass may be from one: log-probabilities in bfloat16 are off by 0.03."""
 
 LogProbs = Any  # a sequence, array or tensor of natural log-probabilities, one per token
 
@@ -207,7 +212,17 @@ class ProtocolTarget(Target):
                 f"{type(self.model).__name__}.verify returned {len(scores)} rows for "
                 f"{len(draft)} drafted tokens; one row more than tokens is due"
             )
-        return [as_row(row, self.vocab_size) for row in scores]
+        rows = [as_row(row, self.vocab_size) for row in scores]
+        for i, row in enumerate(rows):
+            mass = float(row.exp().sum())
+            # A row with NaN or +inf, or without mass, is refused by the engine, for its text alone.
+            if math.isfinite(mass) and mass > 0 and abs(mass - 1) > MASS_TOLERANCE:
+                raise DegenerateDistribution(
+                    f"{type(self.model).__name__}.verify returned a law of mass {mass:.6g} in row "
+                    f"{i}; a row holds natural log-probabilities, whose exponentials sum to one: "
+                    "give log_softmax of logits, the logarithm of probabilities"
+                )
+        return rows
 
     def commit(self, seq: int, path: int | Sequence[int]) -> None:
         """Keep the first `path` staged tokens, or those it names."""

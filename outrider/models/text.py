@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Mapping, Sequence
 from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from transformers import AutoTokenizer
 
 from outrider.config import as_tokens
 from outrider.errors import InvalidConfig, ModelError
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "tekken.json",
+    "vocab.json",
+    "vocab.txt",
+)
+"""Files of which a saved tokenizer has one at least."""
 
 
 class TextTokenizer:
@@ -23,6 +34,12 @@ class TextTokenizer:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
+        if not any((self.folder / name).is_file() for name in TOKENIZER_FILES):
+            raise ModelError(
+                f"{str(folder)!r} holds no tokenizer: tokenizer.json is missing; save the model's "
+                "tokenizer into the folder with save_pretrained, or decode token ids with "
+                "SpeculativeDecoder and outrider.models.HuggingFaceTarget"
+            )
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(
                 self.folder, local_files_only=True, trust_remote_code=False
@@ -105,8 +122,14 @@ class TextTokenizer:
             raise InvalidConfig(
                 f"the tokenizer in {str(self.folder)!r} has no chat template; use generate(...)"
             )
-        if not messages:
+        if len(_messages(messages)) == 0:
             raise InvalidConfig(f"messages={messages!r}: at least one message is due")
+        for i, message in enumerate(_messages(messages)):
+            if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
+                raise InvalidConfig(
+                    f"messages[{i}]={reprlib.repr(message)}: a dictionary with role and content is "
+                    "due, such as {'role': 'user', 'content': 'Hello'}"
+                )
         try:
             text = self._tokenizer.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=True
@@ -117,6 +140,15 @@ class TextTokenizer:
                 "give dictionaries with a role and a content it knows"
             ) from error
         return list(self._tokenizer.encode(_whole(text), add_special_tokens=False))
+
+
+def _messages(given: Any) -> list[Any]:
+    """The messages of a conversation, which come in a list."""
+    if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
+        raise InvalidConfig(
+            f"messages={reprlib.repr(given)}: a list of dictionaries with role and content is due"
+        )
+    return list(cast("Sequence[Any]", given))
 
 
 def _whole(text: str) -> str:

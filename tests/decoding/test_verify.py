@@ -130,7 +130,7 @@ def test_greedy_walks_the_argmax():
         [0],
         [1],
     )
-    softer = verify_speculative_tokens(None, target + 0.1, [[2, 0]], seed=0, rule="greedy")
+    softer = verify_speculative_tokens(None, (target + 0.1) / 1.4, [[2, 0]], seed=0, rule="greedy")
     assert (softer.num_accepted.tolist(), softer.bonus_token.tolist()) == ([2], [1])
 
 
@@ -221,7 +221,9 @@ MISTAKES = [
     ("NonFinite", {"target_probs": spoiled(P, INF)}, "target_probs"),
     ("NonFinite", {"draft_probs": spoiled(Q, NAN)}, "draft_probs"),
     ("InvalidConfig", {"draft_probs": spoiled(Q, -0.5)}, "-0.5"),
-    ("DegenerateDistribution", {"target_probs": P * torch.tensor([1.0, 0, 1])[:, None]}, "mass"),
+    ("DegenerateDistribution", {"target_probs": P * torch.tensor([1.0, 0, 1])[:, None]}, "mass 0;"),
+    ("DegenerateDistribution", {"draft_probs": Q * 3}, "draft_probs row (0, 0) has mass 3; a law"),
+    ("DegenerateDistribution", {"target_probs": spoiled(P, 2.0)}, "target_probs row (0, 0) has"),
     ("DegenerateDistribution", {"target_probs": P[:, :, :0], "draft_probs": None}, "vocabulary"),
     ("InvalidConfig", {"target_probs": P.to(torch.int64)}, "dtype"),
     ("InvalidConfig", {"draft_tokens": X.float()}, "dtype"),

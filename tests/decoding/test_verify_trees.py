@@ -132,7 +132,12 @@ def test_rules_for_chains_say_so(rule: str):
         (errors.TargetShapeMismatch, "one row more", {"target_probs": TARGET[:, :3]}),
         (errors.TokenOutOfRange, r"0\.\.2", {"draft_tokens": [[1, 3, 0], [2], []]}),
         (errors.NonFinite, "target_probs", {"target_probs": TARGET * math.nan}),
-        (errors.DegenerateDistribution, "without mass", {"target_probs": TARGET * 0}),
+        (errors.DegenerateDistribution, r"\(0, 0\) has mass 0;", {"target_probs": TARGET * 0}),
+        (
+            errors.DegenerateDistribution,
+            r"draft_probs row \(0, 0\) has mass 3; a law sums to one",
+            {"draft_probs": torch.ones(3, 3, 3), "drawn": "iid", "rule": "recursive"},
+        ),
         (errors.InvalidConfig, "did you mean 'match'", {"rule": "mtach"}),
         (errors.InvalidConfig, "lossless=False", {"rule": "lenience"}),
         (errors.InvalidConfig, "seed=-1", {"seed": -1}),
@@ -148,7 +153,7 @@ def test_rules_for_chains_say_so(rule: str):
         (
             errors.InvalidConfig,
             "does not verify nodes drawn WITHOUT",
-            {"draft_probs": TARGET[:, :3], "drawn": "without", "rule": "kseq"},
+            {"draft_probs": torch.full((3, 3, 3), 1 / 3), "drawn": "without", "rule": "kseq"},
         ),
     ],
 )

@@ -86,7 +86,10 @@ def test_depth_and_rule_go_with_it() -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"drafter": "int8"}, "'int8' is not loaded.* none, draft, ngram, recycle, suffix"),
+        (
+            {"drafter": "int8"},
+            "'int8' is not loaded.* none, draft, grammar, ngram, recycle, suffix",
+        ),
         ({"drafter": "draft:/x"}, "'draft:/x' is not loaded"),
         ({"drafter": "ngram+int8"}, "'int8' is not loaded"),
         ({"drafter": "sufix"}, "did you mean 'suffix'"),

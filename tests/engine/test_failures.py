@@ -196,6 +196,23 @@ def test_broken_scores_are_named() -> None:
         decoder(DRAFT, Short()).generate([1], 4)
 
 
+@pytest.mark.parametrize("row", [[0.2] * 5, [-9.0] * 5])
+def test_rows_that_are_no_log_probabilities_are_refused(row: list[float]) -> None:
+    class Verifies:
+        vocab_size = 5
+
+        def __init__(self, row) -> None:
+            self.row = row
+
+        def verify(self, prefix, draft_tokens):
+            return TargetScores([self.row] * (len(draft_tokens) + 1))
+
+    with pytest.raises(DegenerateDistribution, match=r"Verifies\.verify returned a law of mass"):
+        decoder(DRAFT, Verifies(row)).generate([1], 4)
+    rounded = torch.tensor([0.2] * 5).log().bfloat16()
+    assert len(decoder(DRAFT, Verifies(rounded)).generate([1], 4)) == 4
+
+
 @pytest.mark.parametrize("weights", [[], [0.0, 0.0], [1.0, -1.0], [np.nan, 1.0]])
 def test_laws_without_meaning_are_refused(weights) -> None:
     with pytest.raises(InvalidConfig):

@@ -142,6 +142,34 @@ def test_what_cannot_be_honoured_is_named(told: dict, model) -> None:
 
 
 @pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"k": 3}, "did you mean 'num_assistant_tokens'"),
+        ({"asistant_model": 3}, "did you mean 'assistant_model'"),
+        ({"rule": 5}, "^rule=5: the name of a rule"),
+        ({"drafter": "suffix+int8"}, "'int8' is not offered inside generate"),
+        ({"drafter": "ngram+draft:x"}, "a draft model guesses alone"),
+        ({"drafter": "auto+ngram"}, "names one drafter twice"),
+    ],
+)
+def test_what_the_factory_is_told_wrongly_is_named(told: dict, said: str) -> None:
+    with pytest.raises(InvalidConfig, match=said):
+        outrider.custom_generate(**told)
+
+
+def test_a_forgotten_call_is_named(model) -> None:
+    with pytest.raises(InvalidConfig, match=r"call it: .*custom_generate\(\)"):
+        model.generate(**INPUTS, **GREEDY, custom_generate=outrider.custom_generate)
+
+
+def test_several_drafters_without_a_model_guess_together(model) -> None:
+    plain = model.generate(**INPUTS, **GREEDY)
+    both = outrider.custom_generate(drafter="suffix+recycle")
+    assert torch.equal(model.generate(**INPUTS, **GREEDY, custom_generate=both), plain)
+    assert both.metrics.drafted > 0
+
+
+@pytest.mark.parametrize(
     "told",
     [
         {"repetition_penalty": 1.6},

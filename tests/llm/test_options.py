@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from outrider import LLM, SamplingParams
+from outrider.decoding import RULES
 from outrider.drafters import NoDrafter
-from outrider.errors import InvalidConfig, ModelError
+from outrider.errors import InvalidConfig, ModelError, VocabularyMismatch
 from outrider.llm.options import Speculation, SuffixOptions
 from outrider.models.bundled import bundled_path, eval_prompts
+from outrider.models.tabular import FixedDistDraftModel
 from outrider.models.text import TextTokenizer
 
 PARAMS = SamplingParams(max_tokens=6, seed=3)
@@ -46,7 +48,7 @@ def test_prompts_of_other_types_are_refused(prompts, llm: LLM) -> None:
 
 
 def test_streams_and_parameters_of_other_types_are_refused(llm: LLM) -> None:
-    with pytest.raises(InvalidConfig, match="prompt"):
+    with pytest.raises(InvalidConfig, match="a stream carries one prompt; use generate"):
         llm.stream(["a", "b"], PARAMS)  # type: ignore[list-item]
     with pytest.raises(InvalidConfig, match="lone surrogate"):
         llm.stream("x\udcff", PARAMS)
@@ -64,6 +66,15 @@ def test_streams_and_parameters_of_other_types_are_refused(llm: LLM) -> None:
     [
         ({"model": None}, "model=None"),
         ({"drafter": None}, "drafter=None"),
+        ({"model": torch.nn.Linear(1, 1)}, "^model=Linear: .*HuggingFaceTarget"),
+        ({"drafter": "auto+draft"}, "names one drafter twice"),
+        ({"depth": 3}, "did you mean 'k'"),
+        ({"num_speculative_tokens": 3}, "did you mean 'k'"),
+        ({"num_assistant_tokens": 3}, "did you mean 'k'"),
+        ({"dtyp": "float32"}, "did you mean 'dtype'"),
+        ({"rule": 5}, "^rule=5: the name of a rule is due; put a rule of your own into"),
+        ({"rule": [1]}, r"^rule=\[1\]: the name"),
+        ({"rule": RULES["block"]}, "^rule=BlockRule: the name"),
         ({"strict": "no"}, "strict='no'"),
         ({"k": True}, "k=True"),
         ({"pack": "yes"}, "pack='yes'"),
@@ -82,6 +93,48 @@ def test_streams_and_parameters_of_other_types_are_refused(llm: LLM) -> None:
 def test_options_that_cannot_be_meant_are_named(options: dict, message: str) -> None:
     with pytest.raises(InvalidConfig, match=message):
         LLM.load(**options)
+
+
+def test_rules_of_a_call_are_named(llm: LLM) -> None:
+    for rule in (5, RULES["block"], [[1]]):
+        with pytest.raises(InvalidConfig, match="the name of a rule is due"):
+            llm.generate(PROMPT, PARAMS, rule=rule)  # type: ignore[arg-type]
+
+
+def test_a_draft_model_of_ones_own_guesses(llm: LLM) -> None:
+    width = len(llm.tokenizer.vocabulary())
+    own = LLM.load("bundled", FixedDistDraftModel([1 / width] * width), strict=True)
+    assert own.generate(PROMPT, PARAMS)[0].token_ids == llm.generate(PROMPT, PARAMS)[0].token_ids
+    assert own.info()["drafter"] == {"name": "FixedDistDraftModel", "trusted": True}
+    with pytest.raises(VocabularyMismatch, match="predicts 2 tokens"):
+        LLM.load("bundled", FixedDistDraftModel([0.5, 0.5]))
+
+
+def test_a_missing_folder_is_named_with_its_remedy(tmp_path) -> None:
+    with pytest.raises(ModelError, match=r"^drafter='\./nope' is no folder"):
+        LLM.load("bundled", "draft:./nope")
+    with pytest.raises(ModelError, match="`hf download someone/small --local-dir DIR` first"):
+        LLM.load("someone/small")
+    shutil.copy(bundled_path("target") / "config.json", tmp_path)
+    with pytest.raises(ModelError, match=r"tokenizer\.json is missing.*HuggingFaceTarget"):
+        LLM.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ("hello", "a list of dictionaries"),
+        (["hello"], r"messages\[0\]='hello'"),
+        ([{"role": "user", "content": "a"}, {"role": "user"}], r"messages\[1\]="),
+    ],
+)
+def test_messages_of_other_forms_are_named(messages, said: str, tmp_path) -> None:
+    for file in bundled_path("target").iterdir():
+        if file.suffix in (".json", ".txt"):
+            shutil.copy(file, tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    with pytest.raises(InvalidConfig, match=said):
+        TextTokenizer(tmp_path).chat(messages)
 
 
 @pytest.mark.parametrize(
