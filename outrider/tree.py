@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from outrider.config import check_whole
-from outrider.errors import DraftShapeMismatch
+from outrider.errors import DraftShapeMismatch, InvalidConfig
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int64
@@ -24,6 +24,8 @@ MAX_BITS = 64
 """Nodes an ancestor bitmask has room for."""
 MAX_NODES = MAX_BITS - 1
 """Nodes of a tree that is scored: with the token they hang from they share a bitmask."""
+DRAWN = ("certain", "iid", "without")
+"""How siblings may have been drawn: the likeliest or a look-up, with and without replacement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,14 +202,30 @@ def full(branch_factor: int, depth: int) -> tuple[int, ...]:
 
 
 def from_paths(
-    paths: Sequence[Sequence[int]], *, merge: bool
+    paths: Sequence[Sequence[int]], *, merge: bool, drawn: str = "certain"
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Tokens and parent rows of the tree of some paths, in the paths' order.
 
-    With `merge` common prefixes become one path; without it every path stands for itself, as
-    rules need that count drawn duplicates (`merge=True` is right for certain tokens, for `match`,
-    `greedy` and `coupled`).
+    With `merge` common prefixes become one path; without it every path stands for itself. Rules
+    that read draft laws count how often a token was drawn, and where its duplicates are merged
+    they write another law than the target's; so drawn paths are not merged.
+
+    Args:
+        paths: tokens from the root down.
+        merge: whether paths that begin alike share their beginning.
+        drawn: how siblings were drawn, as in `verify_token_trees`: `certain`, `iid`, `without`.
+
+    Raises:
+        InvalidConfig: drawn paths that are to be merged; an unknown word.
     """
+    if drawn not in DRAWN:
+        raise InvalidConfig(f"drawn={drawn!r}: one of {', '.join(DRAWN)} is due")
+    if merge and drawn != "certain":
+        raise InvalidConfig(
+            f"merge=True with drawn={drawn!r}: of drawn paths every duplicate counts; say "
+            "merge=False, or drawn='certain' for match, greedy and coupled, which look at tokens "
+            "alone"
+        )
     tokens: list[int] = []
     parents: list[int] = []
     known: dict[tuple[int, int], int] = {}

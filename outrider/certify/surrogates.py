@@ -94,10 +94,29 @@ class TypicalAcceptance(KeptSet):
         return [float(x) > least for x in p]
 
 
-SURROGATES: dict[str, Lenience | KeptSet] = {
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """pi = p + min(1, epsilon / TV) (q - p), as near q as epsilon from p allows: Yin et al. 2024.
+
+    Drafted tokens are refused with chance TV(p, q) - epsilon, and TV(pi, p) <= epsilon.
+    """
+
+    epsilon: Number
+
+    def __call__(self, p: LawRow, q: LawRow) -> LawRow:
+        """Pi of p and q."""
+        return theory.mixture_law(p, q, self.epsilon)
+
+    def bound(self, p: LawRow) -> Number:
+        """What TV(pi, p) never exceeds."""
+        return self.epsilon
+
+
+SURROGATES: dict[str, Lenience | KeptSet | Mixture] = {
     "lenience": Lenience(Fraction(4, 5)),
     "typical-acceptance": TypicalAcceptance(Fraction(3, 10), Fraction(3, 5)),
     "threshold": Threshold(Fraction(1, 4)),
+    "mixture": Mixture(Fraction(1, 10)),
 }
 """The lossy rules at the settings they are certified with."""
 

@@ -307,8 +307,8 @@ def compare_trees(
     """
     production = production or RULES[rule]
     # gbv orders tokens by p / q, on a scale of 2^16 to the octave: of 128ths no two ratios are
-    # nearer than that. In float32 both sides read the same laws.
-    grain = 128 if rule == "gbv" else 2**20 if dtype == torch.float32 else None
+    # nearer than that.
+    grain = 128 if rule == "gbv" else None
     if style == GROWN:
         shapes = _GROWN_PATHS if rule == "gbv" else _GROWN_SHAPES
         drawn_as = _DRAWN_BY[type(RULES[rule].drawing)]

@@ -1,8 +1,9 @@
 """Drawing the children of a row: K tokens of one law at once, and the law each was drawn from.
 
-A child is drawn at its node's index of stream DRAFT; certain children use no noise, raced ones the
-target's own. Where a law's support is used up there are fewer children, and how many never depends
-on what came out.
+A child is drawn on stream DRAFT at the number it is given: its index in the tree or, where trees
+are pruned afterwards, among all candidates; no number of a round serves twice. Certain children use
+no noise, raced ones the target's own. Where a law's support is used up there are fewer children,
+and how many never depends on what came out.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from outrider.decoding.laws import Law
 from outrider.decoding.sampling import DENSE_SHARE, inverse_cdf
 
 # About how far a draft's log-probabilities are from its target's, in nats.
+_ERROR = 0.7
 # Less than this left of a row is summed by itself.
 _SHARP = 1e-6
-_ERROR = 0.7
 
 if TYPE_CHECKING:
     from jaxtyping import Float64, Int64

@@ -214,5 +214,5 @@ def one_table(laws: Sequence[Law]) -> Law:
 def _side_by_side(laws: Sequence[Law], num_texts: int) -> Law:
     """A chain's layout: row `b * K + i` is level i's of text b."""
     whole = one_table(laws)
-    order = torch.arange(len(whole), device=whole.probs.device).view(-1, num_texts)
+    order = torch.arange(len(whole), device=whole.probs.device).view(len(laws), num_texts)
     return whole.select(order.T.flatten())

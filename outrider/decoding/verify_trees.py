@@ -17,12 +17,12 @@ from outrider.decoding.rules import rule_named
 from outrider.decoding.rules.walking import children_of
 from outrider.errors import DraftShapeMismatch, InvalidConfig
 from outrider.noise import as_key
-from outrider.tree import TokenTree
+from outrider.tree import DRAWN, TokenTree
 
 if TYPE_CHECKING:
     from jaxtyping import Int64
 
-_KINDS = {"certain": Kind.POINT, "iid": Kind.IID, "without": Kind.WITHOUT}
+_KINDS = dict(zip(DRAWN, (Kind.POINT, Kind.IID, Kind.WITHOUT), strict=True))
 
 
 @dataclass(frozen=True, slots=True)

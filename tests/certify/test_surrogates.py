@@ -7,7 +7,13 @@ from fractions import Fraction
 import pytest
 
 from outrider.certify.pairs import fractions_of, tree_pair
-from outrider.certify.surrogates import SURROGATES, Lenience, Threshold, TypicalAcceptance
+from outrider.certify.surrogates import (
+    SURROGATES,
+    Lenience,
+    Mixture,
+    Threshold,
+    TypicalAcceptance,
+)
 from outrider.decoding import theory
 from outrider.decoding.theory import LawRow
 
@@ -55,3 +61,17 @@ def test_a_set_rule_keeps_the_set_and_writes_nothing_else(pi: Threshold | Typica
         inside = sum(b for b, k in zip(q, kept, strict=True) if k)
         assert theory.acceptance(declared, q) == inside
         assert all(k or not mass for k, mass in zip(kept, declared, strict=True))
+
+
+def test_a_mixture_keeps_as_much_as_its_distance_buys():
+    """Nothing where p is within it of q; else alpha + epsilon, at a distance of epsilon."""
+    epsilon = Fraction(1, 5)
+    near = 0
+    for p, q in rows():
+        declared = Mixture(epsilon)(p, q)
+        assert theory.acceptance(declared, q) == theory.mixture_acceptance(p, q, epsilon)
+        apart = theory.total_variation(p, q)
+        assert theory.total_variation(declared, p) == min(epsilon, apart)
+        near += apart <= epsilon
+        assert list(Mixture(Fraction(0))(p, q)) == list(p)
+    assert 0 < near < 40

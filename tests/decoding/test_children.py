@@ -22,7 +22,7 @@ from outrider.decoding.children import (
     WithReplacement,
 )
 from outrider.decoding.grow import Shape, grow
-from outrider.errors import DraftShapeMismatch
+from outrider.errors import DraftShapeMismatch, InvalidConfig
 from outrider.tree import TokenTree, best_first, full
 
 DRAWINGS: dict[str, Drawing] = {
@@ -159,12 +159,25 @@ def test_pairs_without_replacement_have_their_law():
 
 
 def test_what_was_drawn_does_not_come_again():
-    """Tiny and huge weights side by side, every uniform near an edge."""
+    """Tiny and huge weights side by side; the second is drawn as the tiny ones stand."""
     q = torch.tensor([1e-30, 1 - 1e-7, 1e-7, 0.0, 1e-20, 0.0]).expand(500, 6)
     made = drawn(Without(), Law.dense(q), 6, noise_of(500))
     assert made.counts_n.tolist() == [4] * 500
     for row in made.tokens_nK[:, :4].tolist():
         assert sorted(row) == [0, 1, 2, 4]
+    even = torch.tensor([1e-30, 1.0, 0.0, 3e-30, 0.0, 4e-30]).expand(8000, 6)
+    firsts, seconds = drawn(Without(), Law.dense(even), 2, noise_of(8000)).tokens_nK.unbind(1)
+    assert (firsts == 1).all()
+    seen = torch.bincount(seconds, minlength=6)
+    due = torch.tensor([1000, 0, 0, 3000, 0, 4000])
+    assert ((seen - due).abs() <= 5 * due.sqrt()).all()
+
+
+def test_a_race_is_for_the_coupled_alone():
+    """Other rules test with noise that must not be the target's own."""
+    with pytest.raises(InvalidConfig, match=r"rule='recursive'.*coupled"):
+        Draws(RULES["recursive"], noise_of(2), Raced())
+    assert Draws(RULES["coupled"], noise_of(2), Raced()).num_texts == 2
 
 
 def test_the_race_is_one_whatever_the_form():
@@ -207,7 +220,8 @@ SHAPES = [full(2, 3), full(3, 2), (0, 0, 0, 1, 1, 2, 4, 4, 7), (0, 1, 0, 2, 2, 3
 def test_a_grown_tree_is_what_a_few_lines_grow(name: str, shape: tuple[int, ...]):
     """Node by node in breadth-first order, the noise index being the number of nodes so far."""
     at = noise_of(60)
-    draft = grow(Draws(RULES["recursive"], at, DRAWINGS[name]), shape, laws_by_path)
+    rule = RULES["coupled" if name == "raced" else "recursive"]
+    draft = grow(Draws(rule, at, DRAWINGS[name]), shape, laws_by_path)
     tree = draft.tree
     assert (tree.num_nodes, tree.is_chain) == (len(shape), full(1, len(shape)) == shape)
     for b in range(60):
@@ -310,6 +324,14 @@ def test_a_shape_is_read_breadth_first():
     assert Shape.of(()).levels == ()
     with pytest.raises(DraftShapeMismatch, match="node 0 has parent row 1"):
         Shape.of((1,))
+
+
+@pytest.mark.parametrize("name", list(DRAWINGS))
+@pytest.mark.parametrize("shape", SHAPES)
+def test_no_texts_grow_no_trees(shape: tuple[int, ...], name: str):
+    rule = RULES["coupled" if name == "raced" else "recursive"]
+    draft = grow(Draws(rule, noise_of(0), DRAWINGS[name]), shape, laws_by_path)
+    assert draft.tree.tokens_BN.shape == (0, len(shape))
 
 
 def test_no_shape_drafts_nothing():

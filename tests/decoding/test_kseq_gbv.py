@@ -366,12 +366,14 @@ def test_children_not_drawn_independently_are_refused(rule: Rule, kind: Kind):
         rule.check(certain)
 
 
-def test_kseq_refuses_siblings_of_two_laws():
+@pytest.mark.parametrize("rule", [KseqRule(), GbvRule()])
+def test_siblings_of_two_laws_are_refused(rule: Rule):
     draft = iid([[0, 1]], (0, 0), frozenset({Kind.IID}))
-    apart = Draft(draft.tree, draft.law, torch.tensor([[0, 1]]), None, draft.kinds)
-    KseqRule().check(draft)
-    with pytest.raises(InvalidConfig, match="recursive"):
-        KseqRule().check(apart)
+    rule.check(draft)
+    for rows in (torch.tensor([[0, 1]]), None):
+        apart = Draft(draft.tree, draft.law, rows, None, draft.kinds)
+        with pytest.raises(InvalidConfig, match=f"{rule.name}.*recursive"):
+            rule.check(apart)
 
 
 def test_gbv_refuses_trees_that_branch_below_the_root():
@@ -384,4 +386,5 @@ def test_gbv_refuses_paths_of_several_depths():
         GbvRule().check(iid([[0, 1, 2]], (0, 0, 1), frozenset({Kind.IID})))
     # Trees of a batch may differ: one has two paths of one token, one has one path of two.
     tree = TokenTree.of([[0, 1], [0, 1]], [[0, 0], [0, 1]])
-    GbvRule().check(Draft(tree, Law.dense(torch.ones(4, 2)), kinds=frozenset({Kind.IID})))
+    rows = torch.tensor([[0, 0], [2, 3]])
+    GbvRule().check(Draft(tree, Law.dense(torch.ones(4, 2)), rows, None, frozenset({Kind.IID})))

@@ -234,6 +234,27 @@ def test_the_benchmark_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert capsys.readouterr().out.count("\n") == 2 + len(record["cells"])
 
 
+def test_the_benchmark_sees_every_row_that_is_read():
+    """`block` reads as many rows as it kept and one more at least, whichever method it asks."""
+    bench = runpy.run_path(str(ROOT / "benchmarks" / "verification.py"))
+    pool = bench["Pool"].random(500)
+    for name in ("token", "block", "traversal"):
+        draft = bench["chain"](pool, RULES[name], 8, 4)
+        rows = bench["Watched"](pool.logits(8, 5, torch.float32))
+        verdict = RULES[name].verify(draft, rows, bench["noise_of"](8))
+        assert len(rows.asked) >= int(verdict.num_accepted_B.sum()) + 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_laws_are_read_as_float32(dtype: torch.dtype):
+    laws = torch.softmax(normal(2, 3, 9, seed=4), -1).to(dtype)
+    half, whole = TargetLaws(laws), TargetLaws(laws.float())
+    at, tokens = torch.tensor([0, 4]), torch.tensor([1, 2])
+    assert half.probs(at).dtype == torch.float32
+    assert torch.equal(half.probs(at), whole.probs(at))
+    assert torch.equal(half.prob_of(at, tokens), whole.prob_of(at, tokens))
+
+
 def _drafted(
     num_texts: int, depth: int, width: int, dtype: torch.dtype = torch.float32
 ) -> tuple[torch.Tensor, Law, torch.Tensor]:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.errors import DraftShapeMismatch
+from outrider.errors import DraftShapeMismatch, InvalidConfig
 from outrider.tree import TokenTree, best_first, from_paths, full
 
 parent_rows = st.integers(0, 9).flatmap(
@@ -143,6 +143,18 @@ def test_paths_merge_where_that_is_lawful():
     same = [(1, 2), (1, 2)]
     assert from_paths(same, merge=True) == ((1, 2), (0, 1))
     assert len(from_paths(same, merge=False)[0]) == 4
+
+
+@pytest.mark.parametrize("drawn", ["iid", "without"])
+def test_drawn_paths_do_not_merge(drawn: str):
+    """Each duplicate is a draw of its own; of certain tokens it is the same one."""
+    same = [(1, 2), (1, 2)]
+    with pytest.raises(InvalidConfig, match=f"merge=True with drawn='{drawn}'"):
+        from_paths(same, merge=True, drawn=drawn)
+    assert from_paths(same, merge=False, drawn=drawn) == ((1, 2, 1, 2), (0, 1, 0, 3))
+    assert from_paths(same, merge=True, drawn="certain") == ((1, 2), (0, 1))
+    with pytest.raises(InvalidConfig, match="certain, iid, without"):
+        from_paths(same, merge=False, drawn="tail")
 
 
 @given(parent_rows, st.data())

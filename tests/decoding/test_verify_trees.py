@@ -39,6 +39,9 @@ def test_what_comes_back(rule: str):
     assert done.updated_tokens.dtype == torch.int64
 
 
+LEVEL = torch.full((3, 3, 3), 1 / 3, dtype=torch.float64)
+
+
 def test_every_round_adds_a_token():
     """Where everything is refused the text still grows: no round without progress."""
     target = one_hot([0, 0, 0, 0]).expand(3, 4, 3)
@@ -60,7 +63,7 @@ def test_arrays_and_lists_decide_alike():
         verify_token_trees(
             [np.array(text, dtype=np.int64) for text in TEXTS],
             [np.array(row, dtype=np.int32) for row in TOKENS],
-            PARENTS,
+            [as_(torch.tensor(row, dtype=torch.int64)) for row in PARENTS],
             as_(target),
             draft_probs=as_(draft.float()),
             **arguments,
@@ -69,6 +72,14 @@ def test_arrays_and_lists_decide_alike():
     ]
     assert made[0].updated_tokens.tolist() == made[1].updated_tokens.tolist()
     assert made[0].updated_tokens.tolist() == made[2].updated_tokens.tolist()
+
+
+def test_parents_may_be_one_array():
+    both = [
+        verify_token_trees([[1]], [[0, 1]], parents, np.full((1, 3, 2), 0.5), seed=1)
+        for parents in ([[0, 0]], np.array([[0, 0]]))
+    ]
+    assert both[0].updated_tokens.tolist() == both[1].updated_tokens.tolist()
 
 
 @pytest.mark.parametrize(
@@ -153,7 +164,16 @@ def test_rules_for_chains_say_so(rule: str):
         (
             errors.InvalidConfig,
             "does not verify nodes drawn WITHOUT",
-            {"draft_probs": torch.full((3, 3, 3), 1 / 3), "drawn": "without", "rule": "kseq"},
+            {"draft_probs": LEVEL, "drawn": "without", "rule": "kseq"},
+        ),
+        (
+            errors.InvalidConfig,
+            "tree 0, node 1 are not those of its first sibling",
+            {
+                "draft_probs": LEVEL * 0.9 + 0.1 * one_hot([0, 1, 2]),
+                "drawn": "iid",
+                "rule": "recursive",
+            },
         ),
     ],
 )

@@ -1,9 +1,9 @@
 """What a verification rule is, and what rules share.
 
-Rules are objects without state. Chance comes from the round's noise addresses: node j is drawn on
-stream DRAFT at index j and tested on ACCEPT at index j, the added token is drawn on EXTRA. Single
-numbers are multiplied in float64, where products of float32 numbers are exact; rows keep their
-dtype.
+Rules are objects without state. Chance comes from the round's noise addresses: node j is tested on
+stream ACCEPT at index j, the added token is drawn on EXTRA. A node was drawn on stream DRAFT at its
+index too, or, where the tree was pruned, at its number among the candidates. Single numbers are
+multiplied in float64, where products of float32 numbers are exact; rows keep their dtype.
 """
 
 from __future__ import annotations

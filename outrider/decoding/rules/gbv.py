@@ -88,7 +88,7 @@ class GbvRule(Rule):
         if (kids_BTW[:, 1:, 1:] > 0).any():
             raise InvalidConfig(
                 f"rule={self.name!r} needs K whole paths from the root, and a drafted node has "
-                "several children; draft with from_paths(paths, merge=False), or take "
+                "several children; draft with from_paths(paths, merge=False, drawn='iid'), or take "
                 "rule='traversal' for a branching tree"
             )
         next_BT, at_BK = _paths(tree)

@@ -1,0 +1,115 @@
+"""`grow_best` against plain Python: the best rows of a level are expanded, the best nodes stay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.decoding import RULES, Draft, Draws, Kind, Law, RoundNoise
+from outrider.decoding.best import grow_best
+from outrider.decoding.children import Places
+from outrider.tree import TokenTree, TreeBudget
+from tests.decoding.toy_trees import Model, Text, noise_of
+
+NUM, MOST = 30, 4
+DEPTHS = torch.arange(NUM) % (MOST + 1)
+BUDGETS = [(2, 2), (2, 5), (3, 7), (3, 40), (4, 63)]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A child that was drawn; one that is not there is worth nothing."""
+
+    text: Text
+    parent: int | None
+    kind: Kind
+    worth: float
+
+
+def drawn_by_hand(
+    rule: str, model: Model, at: RoundNoise, width: int, depth: int
+) -> list[Candidate]:
+    """The candidates of one text by number, which is the index of their noise."""
+    found: list[Candidate] = []
+    level: list[int | None] = [None]
+    for below in range(depth):
+        made: list[int] = []
+        for row in level:
+            parent = Candidate((), None, Kind.POINT, 1.0) if row is None else found[row]
+            numbers = list(range(len(found), len(found) + width))
+            places = Places(at, torch.tensor([numbers]), below)
+            kids = RULES[rule].drawing.children(Law.dense(model(parent.text)[None]), width, places)
+            assert kids.worth_nK is not None
+            for k in range(width):
+                text = (*parent.text, int(kids.tokens_nK[0, k]))
+                there = k < int(kids.counts_n)
+                worth = parent.worth * float(kids.worth_nK[0, k]) if there else 0.0
+                found.append(Candidate(text, row, Kind(int(kids.kinds_nK[0, k])), worth))
+            made += numbers
+        # Rows worth nothing are expanded too: their numbers are passed over.
+        level = list(sorted(made, key=lambda i: (-found[i].worth, i))[:width])
+    return found
+
+
+def kept_by_hand(found: list[Candidate], num: int) -> list[int]:
+    """The numbers of the best, in order."""
+    ranked = sorted(range(len(found)), key=lambda i: (-found[i].worth, i))[:num]
+    return sorted(i for i in ranked if found[i].worth > 0)
+
+
+def grown(rule: str, model: Model, at: RoundNoise, budget: TreeBudget) -> Draft:
+    """The same by production."""
+
+    def expand(tree: TokenTree, rows_BL: Tensor) -> Law:
+        laws: list[Tensor] = []
+        for b, rows in enumerate(rows_BL.tolist()):
+            texts: list[Text] = [()]
+            above, tokens = tree.parents_BN[b].tolist(), tree.tokens_BN[b].tolist()
+            for parent, token in zip(above, tokens, strict=True):
+                texts.append((*texts[parent], token))
+            laws += [model(texts[row]) for row in rows]
+        return Law.dense(torch.stack(laws))
+
+    return grow_best(Draws(RULES[rule], at), budget, DEPTHS, expand)
+
+
+def difference(rule: str, budget: TreeBudget, seed: int) -> int:
+    """Texts whose trees, kinds or laws are not those of the plain lines."""
+    at, model = noise_of(NUM, seed), Model(seed, 3 + seed)
+    draft = grown(rule, model, at, budget)
+    tree, wrong = draft.tree, 0
+    for b in range(NUM):
+        own = at.select(torch.tensor([b]))
+        found = drawn_by_hand(rule, model, own, budget.width, int(DEPTHS[b]))
+        kept = kept_by_hand(found, budget.nodes)
+        rows = {None: 0} | {number: row + 1 for row, number in enumerate(kept)}
+        count = int(tree.counts_B[b])
+        same = tree.tokens_BN[b, :count].tolist() == [found[i].text[-1] for i in kept]
+        same &= tree.parents_BN[b, :count].tolist() == [rows[found[i].parent] for i in kept]
+        same &= draft.node_kinds()[b, :count].tolist() == [found[i].kind for i in kept]
+        if draft.law is not None and count:
+            due = torch.stack([model(found[i].text[:-1]) for i in kept])
+            same &= torch.equal(draft.law.probs[draft.law_rows()[b, :count]], due)
+        wrong += not same
+    return wrong
+
+
+@pytest.mark.parametrize("rule", ["greedy", "hybrid", "hybrid-traversal", "coupled"])
+@pytest.mark.parametrize(("width", "nodes"), BUDGETS)
+def test_the_best_tree_is_what_a_few_lines_grow(rule: str, width: int, nodes: int):
+    for seed in range(2):
+        assert difference(rule, TreeBudget(width, nodes), seed) == 0
+
+
+@pytest.mark.parametrize("rule", ["hybrid", "coupled"])
+def test_another_ranking_is_found(rule: str, monkeypatch: pytest.MonkeyPatch):
+    """The first drawn stay, whatever they are worth."""
+    budget = TreeBudget(3, 7)
+    monkeypatch.setattr(
+        f"{__name__}.kept_by_hand",
+        lambda found, num: list(range(min(num, len(found)))),
+    )
+    assert difference(rule, budget, 1) > NUM / 3
