@@ -72,7 +72,7 @@ def certify_rules(
     console = terminal.err()
     parts = f"{len(certifiables())} certificates and {len(wrong_schemes())} broken variants"
     console.out(
-        f"{parts} over {pairs} pairs each, the longest first: minutes; --pairs 1 takes least",
+        f"{parts}, pairs of each: {pairs}; the longest come first, all take minutes",
         highlight=False,
     )
     certificate = run(
