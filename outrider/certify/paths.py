@@ -196,12 +196,15 @@ class Watched:
 
     value: float
     met: list[float]
+    scale: float = 1.0
 
     def __mul__(self, factor: Number) -> Watched:
-        return Watched(self.value * float(factor), self.met)
+        return Watched(self.value * float(factor), self.met, self.scale * float(factor))
 
     def __lt__(self, bound: Number) -> bool:
-        self.met.append(abs(self.value - float(bound)))
+        gap = abs(self.value - float(bound))
+        # Of a uniform times a mass: how far the uniform is from deciding otherwise.
+        self.met.append(gap / self.scale if 0 < self.scale < 1 else gap)
         return self.value < bound
 
 

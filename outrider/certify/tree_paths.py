@@ -40,6 +40,8 @@ _REFERENCES: dict[str, TreeRule] = {
     "gbv": reference_gbv.gbv,
 }
 TREE_RULES = tuple(_REFERENCES)
+STEEP = 1
+"""Every fourth seed, by its remainder, has laws that span e^-60 to 1."""
 RACED, PATHS, GROWN = "raced", "paths", "grown"
 STYLES: dict[str, Style] = growth.STYLES | {
     "every kind": Style(lambda c: [list(Kind)[i % 4] for i in range(c)]),
@@ -191,6 +193,8 @@ def random_case(
     )
     readings = Readings(addresses, num_nodes, width)
     p_BTV, q_BTV = _laws(chance, (num_texts, num_nodes + 1, width), grain)
+    if grain is None and seed % 4 == STEEP:
+        p_BTV, q_BTV = _steep(chance, p_BTV), _steep(chance, q_BTV)
     trees: list[DraftedTree] = []
     places_BT = np.zeros((num_texts, num_nodes + 1), dtype=np.int64)
     for b, q_rows in enumerate(q_BTV.tolist()):
@@ -222,6 +226,13 @@ def _laws(
         p, q = _rounded(p, grain), _rounded(q, grain)
     p[close] = np.where(near == 0, q[close], (1 - near) * q[close] + near * p[close])
     return (_rounded(p, grain) if grain else p), q
+
+
+def _steep(chance: np.random.Generator, laws: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The laws, half of them replaced by such as span e^-60 to 1."""
+    far = np.exp(-60 * chance.random(laws.shape))
+    far /= far.sum(-1, keepdims=True)
+    return np.where(chance.random(laws.shape[:-1])[..., None] < 0.5, far, laws)
 
 
 def _rounded(laws: NDArray[np.float64], grain: int) -> NDArray[np.float64]:

@@ -31,6 +31,7 @@ from outrider.decoding import (
     TargetLogits,
     TargetRows,
     Verdict,
+    children,
 )
 from outrider.decoding.children import Places
 from outrider.decoding.grow import grow
@@ -73,6 +74,13 @@ def test_children_drawn_otherwise_are_found(monkeypatch: pytest.MonkeyPatch):
     assert compare_trees("recursive", 0, 100, "grown", "dense", torch.float64).wrong == 0
     monkeypatch.setattr(Places, "uniforms", lambda self, k: uniforms(self, 0))
     assert compare_trees("recursive", 0, 100, "grown", "dense", torch.float64).wrong > 0
+
+
+def test_sharp_rows_drawn_from_their_sums_are_found(monkeypatch: pytest.MonkeyPatch):
+    """Where laws span e^-60 to 1, what a taken token leaves is below the grain of the sums."""
+    assert compare_trees("recursive", 1, 300, "grown", "dense", torch.float32).wrong == 0
+    monkeypatch.setattr(children, "_SHARP", 0.0)
+    assert compare_trees("recursive", 1, 300, "grown", "dense", torch.float32).wrong > 0
 
 
 def test_every_rule_for_trees_is_compared():
