@@ -22,7 +22,7 @@ from outrider.tree import DRAWN, TokenTree
 if TYPE_CHECKING:
     from jaxtyping import Int64
 
-_KINDS = dict(zip(DRAWN, (Kind.POINT, Kind.IID, Kind.WITHOUT), strict=True))
+_KINDS: dict[str, Kind] = dict(zip(DRAWN, (Kind.POINT, Kind.IID, Kind.WITHOUT), strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The verification rules: one file each, one registry."""
 
-from outrider.config import nearest
+from outrider.config import check_rule, nearest
 from outrider.decoding.rules.base import Rule
 from outrider.decoding.rules.block import BlockRule
 from outrider.decoding.rules.coupled import CoupledRule
@@ -48,8 +48,9 @@ def rule_named(name: str, *, lossless: bool = True) -> Rule:
     """The rule of a name.
 
     Raises:
-        InvalidConfig: an unknown name, or a lossy rule's without `lossless=False`.
+        InvalidConfig: no name or an unknown one, or a lossy rule's without `lossless=False`.
     """
+    check_rule(name)
     if name in RULES:
         return RULES[name]
     if name not in LOSSY:
@@ -59,8 +60,8 @@ def rule_named(name: str, *, lossless: bool = True) -> Rule:
         )
     if lossless:
         raise InvalidConfig(
-            f"rule={name!r} changes the law of the text; say lossless=False if that is meant, or "
-            f"take one of {', '.join(RULES)}"
+            f"rule={name!r} changes the law of the text; say lossless=False (--lossy) if that is "
+            f"meant, or take one of {', '.join(RULES)}"
         )
     return LOSSY[name]
 
