@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import drafters, generate
+from benchmarks import drafters, generate, logprobs
 
 
 def test_drafters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,3 +43,12 @@ def test_generate(tmp_path: Path) -> None:
         assert row["tok_s"] is None or row["same"] == row["texts"] == row["batch"]
     best = [row for row in rows if row["ahead"] is None and row["tok_s"]]
     assert [row["way"].split(",")[0] for row in best] == ["outrider", "outrider"]
+
+
+def test_logprobs(tmp_path: Path) -> None:
+    out = tmp_path / "logprobs.json"
+    assert logprobs.main(["--prompts", "2", "--tokens", "8", "--json", str(out)]) == 0
+    loose, half, *strict = json.loads(out.read_text())["drift"]
+    assert 0 < loose["most"] < 1e-4 and loose["tokens"] == 16
+    assert half["dtype"] == "bfloat16" and 0 <= half["most"] < 0.1
+    assert [one["most"] for one in strict] == [0, 0]
