@@ -9,20 +9,24 @@ machine and some 20 minutes on two cores; `--smoke` needs half a minute. See doc
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from rich.progress import Progress
 
 from outrider import LLM, SamplingParams
-from outrider.bench.machine import QUIET, Machine, Neighbours, busy_now
+from outrider.bench.machine import Neighbours
 from outrider.bench.paired import Interval, order
-from outrider.errors import InvalidConfig, OutriderError
+from outrider.bench.script import (
+    command_of,
+    exit_code,
+    floats,
+    names,
+    others_at_work,
+    parser_of,
+    save,
+)
 from outrider.models.bundled import EVAL_SETS, eval_prompts
 
 PLAIN = "none"
@@ -178,61 +182,37 @@ def main(arguments: list[str] | None = None) -> int:
     if options.smoke:
         options.prompts, options.tokens, options.sets = 1, 8, ("code",)
         options.drafters = ("draft", "suffix+recycle")
-    try:
-        others = busy_now(0.2 if options.smoke else 2.0)
-        if others > QUIET and not options.anyway:
-            raise InvalidConfig(
-                f"other processes use {others:.0%} of the processors, and a timing would measure "
-                f"them too; wait until it is below {QUIET:.0%}, or use --anyway"
-            )
-        neighbours = Neighbours()
-        cells = run(options)
-    except OutriderError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return exit_code(lambda: measured(options, command_of("drafters", arguments)))
+
+
+def measured(options: argparse.Namespace, command: str) -> None:
+    """Measures, prints, and saves."""
+    others, neighbours = others_at_work(options), Neighbours()
+    cells = run(options)
     for temperature in options.temperatures:
         print(f"Temperature {temperature:g}:\n\n{table(cells, temperature)}\n")
-    if options.json is not None:
-        command = ["python", "benchmarks/drafters.py", *(arguments or sys.argv[1:])]
-        record = {
-            "command": shlex.join(command),
-            "machine": asdict(Machine.here()),
-            "others_before": others,
-            "others_during": neighbours.share(),
-            "settings": {n: v for n, v in vars(options).items() if n not in ("json", "anyway")},
-            "cells": [asdict(cell) for cell in cells],
-        }
-        options.json.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
-    return 0
+    found = {
+        "others_before": others,
+        "others_during": neighbours.share(),
+        "cells": [asdict(cell) for cell in cells],
+    }
+    save(options.json, command, found)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add = parser.add_argument
-    add("--drafters", type=_names, default=ALONE + TOGETHER, help="spec strings, by commas")
-    add("--shapes", type=_names, default=tuple(RULES), help="chain,tree")
-    add("--sets", type=_names, default=EVAL_SETS, help=f"prompts: {','.join(EVAL_SETS)}")
-    add("--temperatures", type=_floats, default=(0.0, 1.0), help="0,1")
+    add("--drafters", type=names, default=ALONE + TOGETHER, help="spec strings, by commas")
+    add("--shapes", type=names, default=tuple(RULES), help="chain,tree")
+    add("--sets", type=names, default=EVAL_SETS, help=f"prompts: {','.join(EVAL_SETS)}")
+    add("--temperatures", type=floats, default=(0.0, 1.0), help="0,1")
     add("--prompts", type=int, default=8, help="prompts of each set")
     add("--tokens", type=int, default=64, help="new tokens a prompt")
     add("--k", type=int, default=4, help="depth of drafts")
     add("--long", type=int, default=16, help="depth of drafts by ngram and suffix alone")
     add("--width", type=int, default=3, help="children in trees")
     add("--nodes", type=int, default=12, help="nodes of trees")
-    add("--json", type=Path, metavar="OUT", help="write everything found as JSON")
-    add("--anyway", action="store_true", help="time even when other processes are busy")
-    add("--smoke", action="store_true", help="tiny sizes; the numbers mean nothing")
     return parser
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(text.split(","))
-
-
-def _floats(text: str) -> tuple[float, ...]:
-    return tuple(float(part) for part in text.split(","))
 
 
 if __name__ == "__main__":

@@ -12,14 +12,10 @@ from __future__ import annotations
 import argparse
 import copy
 import gc
-import json
-import shlex
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -29,10 +25,19 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from outrider import LLM, SamplingParams
 from outrider.bench.inflate import Size, inflate, size_of, weights_read
-from outrider.bench.machine import QUIET, Machine, Neighbours, busy_now
+from outrider.bench.machine import Neighbours
 from outrider.bench.paired import Interval, order
+from outrider.bench.script import (
+    command_of,
+    exit_code,
+    ints,
+    names,
+    others_at_work,
+    parser_of,
+    save,
+)
 from outrider.drafters import ModelDrafter, NoDrafter
-from outrider.errors import InvalidConfig, ModelError, OutriderError
+from outrider.errors import ModelError
 from outrider.models.bundled import bundled_path, eval_prompts
 from outrider.models.checkpoint import load_llama
 from outrider.models.hf import HuggingFaceTarget, default_dtype
@@ -170,19 +175,19 @@ def compared(
                 raise
             broken[name] = f"{type(error).__name__}: {error}".splitlines()[0]
             del ways[name]
-    names = list(ways)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    texts: dict[str, Texts] = {name: [] for name in names}
-    task = bar.add_task(f"{pair.name}, batch {batch}", total=len(groups) * len(names))
+    known = list(ways)
+    seconds: dict[str, list[float]] = {name: [] for name in known}
+    texts: dict[str, Texts] = {name: [] for name in known}
+    task = bar.add_task(f"{pair.name}, batch {batch}", total=len(groups) * len(known))
     for i, prompts in enumerate(groups):
-        for which in order(len(names), i, False):
-            bar.update(task, description=f"{pair.name}, batch {batch}: {names[which]}")
+        for which in order(len(known), i, False):
+            bar.update(task, description=f"{pair.name}, batch {batch}: {known[which]}")
             start = time.perf_counter()
-            made = ways[names[which]](prompts)
-            seconds[names[which]].append(time.perf_counter() - start)
-            texts[names[which]] += made
+            made = ways[known[which]](prompts)
+            seconds[known[which]].append(time.perf_counter() - start)
+            texts[known[which]] += made
             bar.advance(task)
-    best = min((name for name in names if name.startswith(OURS)), key=lambda n: sum(seconds[n]))
+    best = min((name for name in known if name.startswith(OURS)), key=lambda n: sum(seconds[n]))
     rows = [
         Row(
             pair.name,
@@ -195,7 +200,7 @@ def compared(
             if name == best
             else Interval.of([a / b for a, b in zip(seconds[name], seconds[best], strict=True)]),
         )
-        for name in names
+        for name in known
     ]
     return rows + [
         Row(pair.name, batch, name, None, 0, 0, None, why) for name, why in broken.items()
@@ -240,43 +245,30 @@ def main(arguments: list[str] | None = None) -> int:
     if options.smoke:
         options.pairs, options.batches, options.k = ("bundled",), (1, 2), (2,)
         options.prompts, options.groups, options.tokens = 1, 1, 8
-    try:
-        others = busy_now(0.2 if options.smoke else 2.0)
-        if others > QUIET and not options.anyway:
-            raise InvalidConfig(
-                f"other processes use {others:.0%} of the processors, and a timing would measure "
-                f"them too; wait until it is below {QUIET:.0%}, or use --anyway"
-            )
-        warnings.filterwarnings("ignore", module="transformers")
-        neighbours = Neighbours()
-        rows = run(options)
-    except OutriderError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return exit_code(lambda: measured(options, command_of("generate", arguments)))
+
+
+def measured(options: argparse.Namespace, command: str) -> None:
+    """Measures, prints, and saves."""
+    others, neighbours = others_at_work(options), Neighbours()
+    warnings.filterwarnings("ignore", module="transformers")
+    rows = run(options)
     print(table(rows))
-    if options.json is not None:
-        command = ["python", "benchmarks/generate.py", *(arguments or sys.argv[1:])]
-        record = {
-            "command": shlex.join(command),
-            "machine": asdict(Machine.here()),
-            "dtype": str(default_dtype(torch.device("cpu"))).removeprefix("torch."),
-            "others_before": others,
-            "others_during": neighbours.share(),
-            "settings": {n: v for n, v in vars(options).items() if n not in ("json", "anyway")},
-            "rows": [asdict(row) for row in rows],
-        }
-        options.json.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
-    return 0
+    found = {
+        "dtype": str(default_dtype(torch.device("cpu"))).removeprefix("torch."),
+        "others_before": others,
+        "others_during": neighbours.share(),
+        "rows": [asdict(row) for row in rows],
+    }
+    save(options.json, command, found)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add = parser.add_argument
-    add("--pairs", type=_names, default=("bundled", "inflated"), help="bundled,inflated")
-    add("--batches", type=_ints, default=(1, 8), help="texts at a time (1,8)")
-    add("--k", type=_ints, default=(2, 6), help="tokens drafted a round (2,6)")
+    add("--pairs", type=names, default=("bundled", "inflated"), help="bundled,inflated")
+    add("--batches", type=ints, default=(1, 8), help="texts at a time (1,8)")
+    add("--k", type=ints, default=(2, 6), help="tokens drafted a round (2,6)")
     add("--prompts", type=int, default=8, help="prompts one at a time")
     add("--groups", type=int, default=4, help="groups of prompts where several go at a time")
     add("--tokens", type=int, default=64, help="new tokens a prompt")
@@ -284,23 +276,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--feed-forward", type=int, default=16384, help="width of its feed-forwards")
     add("--draft-layers", type=int, default=2, help="blocks of the inflated draft model")
     add("--draft-feed-forward", type=int, default=8192, help="width of its feed-forwards")
-    add("--json", type=Path, metavar="OUT", help="write everything found as JSON")
-    add("--anyway", action="store_true", help="time even when other processes are busy")
-    add("--smoke", action="store_true", help="tiny sizes; the numbers mean nothing")
     return parser
 
 
 def _number(key: str) -> int:
     """That of a request, which transformers numbers as they come."""
     return int(key.rpartition("_")[2])
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(text.split(","))
-
-
-def _ints(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
 
 
 if __name__ == "__main__":

@@ -9,16 +9,13 @@ tokens. Half a minute on two cores.
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
 import statistics
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from outrider import LLM, Completion, SamplingParams
-from outrider.bench.machine import Machine
+from outrider.bench.script import command_of, save
 from outrider.models.bundled import eval_prompts
 
 DTYPES = ("float32", "bfloat16")
@@ -85,15 +82,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     found = [drift(dtype, strict, options) for strict in (False, True) for dtype in DTYPES]
     print(table(found))
-    if options.json is not None:
-        record = {
-            "command": shlex.join(
-                ["python", "benchmarks/logprobs.py", *(arguments or sys.argv[1:])]
-            ),
-            "machine": asdict(Machine.here()),
-            "drift": [asdict(one) for one in found],
-        }
-        options.json.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+    command = command_of("logprobs", arguments)
+    save(options.json, command, {"drift": [asdict(one) for one in found]})
     return 0
 
 

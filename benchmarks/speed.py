@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
 import time
 import warnings
 from pathlib import Path
 
-from outrider.bench.machine import QUIET, busy_now
 from outrider.bench.report import Report
+from outrider.bench.script import command_of, floats, ints, names, others_at_work, parser_of
 from outrider.bench.settings import ROWS, Settings, num_steps
 from outrider.bench.speed import run
-from outrider.errors import InvalidConfig, OutriderError
+from outrider.errors import OutriderError
 from outrider.llm.load import as_dtype
 from outrider.models.bundled import bundled_path, eval_prompts
 
@@ -75,14 +74,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         settings, texts = _settings(options), _texts(options)
-        others = busy_now()
-        if others > QUIET and not options.anyway:
-            raise InvalidConfig(
-                f"other processes use {others:.0%} of the processors, and a timing would measure "
-                f"them too; wait until it is below {QUIET:.0%}, or use --anyway"
-            )
+        others = others_at_work(options)
         warnings.filterwarnings("ignore", module="transformers")
-        command = shlex.join(["python", "benchmarks/speed.py", *(arguments or sys.argv[1:])])
+        command = command_of("speed", arguments)
         for report in run(settings, texts, TextProgress(num_steps(settings)), command, others):
             _write(report, options.json)
     except OutriderError as error:
@@ -128,14 +122,12 @@ def _texts(options: argparse.Namespace) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add = parser.add_argument
-    add("--rows", type=_names, help=f"which pairs: {','.join(ROWS)} (both)")
-    add("--vocab", type=_ints, help="vocabularies of the inflated pairs (8192,152064)")
-    add("--costs", type=_floats, help="cost ratios of the inflated drafts (0.03,0.1,0.2)")
-    add("--k", type=_ints, help="draft length for each cost ratio, instead of the measured choice")
+    add("--rows", type=names, help=f"which pairs: {','.join(ROWS)} (both)")
+    add("--vocab", type=ints, help="vocabularies of the inflated pairs (8192,152064)")
+    add("--costs", type=floats, help="cost ratios of the inflated drafts (0.03,0.1,0.2)")
+    add("--k", type=ints, help="draft length for each cost ratio, instead of the measured choice")
     add("--prompts", type=int, help="prompts timed (10)")
     add("--tokens", type=int, help="new tokens a prompt (128)")
     add("--generate-prompts", type=int, help="prompts for transformers' generate, 0 = none (4)")
@@ -152,26 +144,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--target", type=Path, help="folder of another target than the bundled one")
     add("--draft", type=Path, help="folder of its draft model")
     add("--prompts-from", type=Path, metavar="JSONL", help='prompts, one {"text": ...} a line')
-    add("--json", type=Path, metavar="OUT", help="write everything found as JSON")
-    add("--anyway", action="store_true", help="time even when other processes are busy")
-    add(
-        "--smoke",
-        action="store_true",
-        help="tiny sizes, to see that it works; the numbers mean nothing",
-    )
     return parser
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(text.split(","))
-
-
-def _ints(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
-
-
-def _floats(text: str) -> tuple[float, ...]:
-    return tuple(float(part) for part in text.split(","))
 
 
 if __name__ == "__main__":

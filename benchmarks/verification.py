@@ -3,7 +3,7 @@
     python benchmarks/verification.py --json docs/verification.json
 
 Needs an otherwise idle machine, 10 GB of memory and about a quarter of an hour;
-`--quick` needs seconds.
+`--smoke` needs seconds.
 See docs/verification.md for what is measured and how.
 """
 
@@ -11,24 +11,19 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import shlex
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from outrider import noise
-from outrider.bench.machine import QUIET, Machine, busy_now
+from outrider.bench.script import command_of, exit_code, ints, others_at_work, parser_of, save
 from outrider.decoding import RULES, Draft, Draws, Law, RoundNoise, Rule, TargetLogits, Verdict
 from outrider.decoding.grow import grow
-from outrider.errors import InvalidConfig, OutriderError
 from outrider.tree import TokenTree
 
 VOCABS, BATCHES, DEPTHS = (32_768, 128_256, 152_064), (1, 8, 64), (4, 8)
@@ -366,24 +361,16 @@ def line(cell: Cell) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print; 2 on a user's mistake or a busy machine. The JSON grows cell by cell."""
     options = _parser().parse_args(arguments)
-    if options.quick:
+    if options.smoke:
         options.vocab, options.texts, options.k, options.nodes = (512,), (2,), (2,), (16,)
         options.seconds, options.rounds = 0.0, 2
-    command = shlex.join(["python", "benchmarks/verification.py", *(arguments or sys.argv[1:])])
-    try:
-        others = busy_now(0.2 if options.quick else 2.0)
-        if others > QUIET and not options.anyway:
-            raise InvalidConfig(
-                f"other processes use {others:.0%} of the processors, and a timing would measure "
-                f"them too; wait until it is below {QUIET:.0%}, or use --anyway"
-            )
-    except OutriderError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    record: dict[str, object] = {
-        "command": command,
-        "machine": asdict(Machine.here()),
-        "others": others,
+    return exit_code(lambda: measured(options, command_of("verification", arguments)))
+
+
+def measured(options: argparse.Namespace, command: str) -> None:
+    """Measures, prints, and saves after each cell."""
+    found: dict[str, object] = {
+        "others": others_at_work(options),
         # Its sampler of plain torch went with its first engine; what replaced it runs on GPUs.
         VLLM: "installed, not timed: it has no sampler in plain torch"
         if find_spec("vllm")
@@ -395,32 +382,20 @@ def main(arguments: list[str] | None = None) -> int:
     for cell in run(options):
         cells.append(cell)
         print(line(cell), flush=True)
-        if options.json is not None:
-            record["cells"] = [asdict(one) for one in cells]
-            options.json.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
-    return 0
+        save(options.json, command, found | {"cells": [asdict(one) for one in cells]})
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add = parser.add_argument
-    add("--vocab", type=_ints, default=VOCABS, help="vocabularies")
-    add("--texts", type=_ints, default=BATCHES, help="texts of a batch")
-    add("--k", type=_ints, default=DEPTHS, help="depths of chains")
-    add("--nodes", type=_ints, default=tuple(BRANCHES), help="nodes of trees (16, 64)")
+    add("--vocab", type=ints, default=VOCABS, help="vocabularies")
+    add("--texts", type=ints, default=BATCHES, help="texts of a batch")
+    add("--k", type=ints, default=DEPTHS, help="depths of chains")
+    add("--nodes", type=ints, default=tuple(BRANCHES), help="nodes of trees (16, 64)")
     add("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     add("--seconds", type=float, default=1.0, help="time per cell")
     add("--rounds", type=int, default=3, help="rounds per cell at least")
-    add("--json", type=Path, metavar="OUT", help="write everything found as JSON")
-    add("--anyway", action="store_true", help="time even when other processes are busy")
-    add("--quick", action="store_true", help="tiny sizes; the numbers mean nothing")
     return parser
-
-
-def _ints(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(",") if part)
 
 
 if __name__ == "__main__":

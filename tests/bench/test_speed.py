@@ -202,7 +202,7 @@ def test_too_few_prompts(pair):
 
 
 def test_a_busy_machine_is_refused(pair, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("benchmarks.speed.busy_now", lambda: 0.5)
+    monkeypatch.setattr("outrider.bench.script.busy_now", lambda _: 0.5)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS), "utf-8")
     given = ["--target", str(pair.target), "--draft", str(pair.draft)]

@@ -26,8 +26,8 @@ def test_drafters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_busy_machine_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr("outrider.bench.script.busy_now", lambda _: 0.5)
     for script in (drafters, generate):
-        monkeypatch.setattr(script, "busy_now", lambda _: 0.5)
         assert script.main(["--smoke"]) == 2
         assert "50%" in capsys.readouterr().err
 

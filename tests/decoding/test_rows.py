@@ -225,7 +225,7 @@ def test_shortfalls_bound_the_noise():
 def test_the_benchmark_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Every rule of the registry is timed, on chains or trees, and the JSON names the machine."""
     main = runpy.run_path(str(ROOT / "benchmarks" / "verification.py"))["main"]
-    assert main(["--quick", "--anyway", "--json", str(tmp_path / "out.json")]) == 0
+    assert main(["--smoke", "--anyway", "--json", str(tmp_path / "out.json")]) == 0
     record = json.loads((tmp_path / "out.json").read_text("utf-8"))
     assert record["machine"]["torch"] == torch.__version__
     timed = {subject["name"] for cell in record["cells"] for subject in cell["subjects"]}
