@@ -19,6 +19,7 @@ GRAMMARS = ("json_schema", "regex", "grammar", "choice")
 
 Word: TypeAlias = str | tuple[int, ...]
 LogprobsMode = Literal["raw", "processed"]
+GrammarKind = Literal["json_schema", "regex", "grammar"]
 LogitsProcessor: TypeAlias = Callable[[Any, Any], Any]
 """`(input_ids[1, n], scores[1, V]) -> scores[1, V]`; transformers' own processors are such."""
 
@@ -219,14 +220,18 @@ class SamplingParams:
             )
 
     @property
-    def grammar_source(self) -> tuple[str, str] | None:
+    def grammar_source(self) -> tuple[GrammarKind, str] | None:
         """Which kind of grammar the text follows, and its text; None without one.
 
         The kinds are json_schema, regex and grammar: a choice is a regex.
         """
         if self.choice:
             return "regex", "|".join(map(_as_regex, self.choice))
-        kinds = {"json_schema": self.json_schema, "regex": self.regex, "grammar": self.grammar}
+        kinds: dict[GrammarKind, Any] = {
+            "json_schema": self.json_schema,
+            "regex": self.regex,
+            "grammar": self.grammar,
+        }
         return next(((kind, str(s)) for kind, s in kinds.items() if s is not None), None)
 
     @property

@@ -135,7 +135,7 @@ def fresh_seed() -> int:
 
 def as_key(seeds: Iterable[int]) -> Int64[Tensor, " B"]:
     """Seeds in [0, 2**64) as an int64 tensor of the same bits."""
-    return torch.tensor([_signed(seed) for seed in seeds], dtype=torch.int64)
+    return torch.tensor([signed(seed) for seed in seeds], dtype=torch.int64)
 
 
 class NoiseLedger:
@@ -251,7 +251,7 @@ def _blocks(
     seed, sample, anchor = (
         part
         if isinstance(part, Tensor)
-        else torch.tensor(_signed(part), dtype=torch.int64, device=block.device)
+        else torch.tensor(signed(part), dtype=torch.int64, device=block.device)
         for part in (seed, sample, anchor)
     )
     lane = torch.full((), stream, dtype=torch.int64, device=block.device)
@@ -395,7 +395,7 @@ def _gumbel(uniform: Tensor) -> Tensor:
     return uniform.log_().neg_().log_().neg_()
 
 
-def _signed(word: int) -> int:
+def signed(word: int) -> int:
     """64 bits as the int64 of the same bits."""
     return word - 2**64 if word >= 2**63 else word
 
@@ -411,7 +411,7 @@ def _record(
 ) -> None:
     ledger = _active.get()
     assert ledger is not None
-    parts = [torch.as_tensor(_signed(p) if isinstance(p, int) else p) for p in (seed, sample)]
+    parts = [torch.as_tensor(signed(p) if isinstance(p, int) else p) for p in (seed, sample)]
     parts += [torch.tensor(stream), torch.as_tensor(anchor), draw]
     columns = [part.flatten().tolist() for part in torch.broadcast_tensors(*parts)]
     seeds = [seed % 2**64 for seed in columns[0]]

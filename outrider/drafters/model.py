@@ -17,6 +17,7 @@ from outrider.drafters.base import Drafter, Node, RoundDraws
 from outrider.errors import OutriderWarning
 from outrider.models.base import Rows, Target
 from outrider.models.plan import chain_ancestors
+from outrider.noise import signed
 from outrider.sequence import Sequence
 
 MAX_PENDING = 8
@@ -153,7 +154,7 @@ class ModelDrafter(Drafter):
                 known = masks[node.member]
                 parent = known[above[node.member] + node.parent - 1]
                 known.append(parent | 1 << len(known))
-                ancestors.append(_signed(known[-1]))
+                ancestors.append(signed(known[-1]))
                 trees[node.member].append(node)
             tokens_R = torch.tensor([min(node.token, self._last) for node in nodes])
             seqs = tuple(handles[b] for b in counts)
@@ -233,11 +234,6 @@ class ModelDrafter(Drafter):
         handle = self._handles.pop(text.key, None)
         if handle is not None:
             self.model.close(handle)
-
-
-def _signed(mask: int) -> int:
-    """The bits of an unsigned number as those of an int64."""
-    return mask if mask < 1 << 63 else mask - (1 << 64)
 
 
 def _path(drafted: Sequenced[Node], tokens: Sequenced[int]) -> list[int]:

@@ -18,12 +18,11 @@ from outrider.drafters import (
     Drafter,
     DrafterSpec,
     EarlyExitDrafter,
-    GrammarDrafter,
     ModelDrafter,
     NgramDrafter,
     NoDrafter,
-    RecycleDrafter,
 )
+from outrider.engine.choice import WITHOUT_MODEL
 from outrider.errors import (
     InvalidConfig,
     ModelError,
@@ -236,14 +235,12 @@ def load_drafter(
                 name="int8",
                 remake=lambda old: quantised_anew(cast("HuggingFaceTarget", old), own_weights),
             )
-        without_model: dict[str, Callable[[], Drafter]] = {
+        asked: dict[str, Callable[[], Drafter]] = {
             "none": NoDrafter,
             "suffix": options.suffix.drafter,
-            "recycle": RecycleDrafter,
-            "grammar": GrammarDrafter,
+            "ngram": lambda: NgramDrafter(options.shortest, options.longest),
         }
-        make = without_model.get(spec.kind)
-        return NgramDrafter(options.shortest, options.longest) if make is None else make()
+        return (WITHOUT_MODEL | asked)[spec.kind]()
 
     auto = "draft" if str(model) == BUNDLED else "ngram"
     drafters = [made(spec) for spec in DrafterSpec.parse_all(options.drafter, auto)]

@@ -21,6 +21,7 @@ from outrider.models.hf import EXPERT_TRIALS, HuggingFaceTarget
 from outrider.models.layer_gate import LayerGate
 from outrider.models.plan import check_rows
 from outrider.models.trial import trial_rows, trial_texts
+from outrider.noise import signed
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -337,7 +338,7 @@ def _rows(
     ancestors_R = None
     if not all(text.is_chain for text in texts):
         masks = [mask for text, count in pairs for mask in text.masks[-count:]]
-        ancestors_R = torch.tensor([m if m < 1 << 63 else m - (1 << 64) for m in masks])
+        ancestors_R = torch.tensor([signed(mask) for mask in masks])
     return Rows(tuple(seqs), counts, torch.tensor(tokens), ancestors_R, wanted)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.config import SamplingParams
+from outrider.config import GrammarKind, SamplingParams
 from outrider.errors import InvalidConfig, MissingExtra, ModelError, UnsupportedModel
 from outrider.models.text import TextTokenizer
 
@@ -41,7 +41,7 @@ class Grammars:
         self._ends = frozenset(end for end in ends if 0 <= end < width)
         self._width = width
         self._tokens: LLTokenizer | None = None
-        self._known: OrderedDict[tuple[str, str], CompiledGrammar] = OrderedDict()
+        self._known: OrderedDict[tuple[GrammarKind, str], CompiledGrammar] = OrderedDict()
         self._lock = threading.Lock()
 
     @classmethod
@@ -242,17 +242,12 @@ def _read(tokenizer: TextTokenizer, ends: frozenset[int]) -> LLTokenizer:
         ) from error
 
 
-def _compiled(tokens: LLTokenizer, kind: str, source: str) -> LLMatcher:
+def _compiled(tokens: LLTokenizer, kind: GrammarKind, source: str) -> LLMatcher:
     """The matcher of a grammar's text."""
     from llguidance import LLMatcher, grammar_from
 
     try:
-        if kind == "json_schema":
-            text = grammar_from("json_schema", source)
-        elif kind == "regex":
-            text = grammar_from("regex", source)
-        else:
-            text = grammar_from("grammar", source)
+        text = grammar_from(kind, source)
         matcher = LLMatcher(tokens, text, log_level=0)
         problem = matcher.get_error()
     except ValueError as error:
