@@ -73,7 +73,9 @@ class Row:
 class Pair:
     """Target and draft model, each twice: as Outrider lays it out, and as transformers does."""
 
-    def __init__(self, name: str, make: Callable[[], tuple[nn.Module, nn.Module]]) -> None:
+    def __init__(
+        self, name: str, make: Callable[[], tuple[nn.Module, nn.Module]], *, compiled: bool
+    ) -> None:
         dtype = default_dtype(torch.device("cpu"))
         self.name = name
         self.their_target, self.their_draft = (model.to(dtype) for model in make())
@@ -82,6 +84,8 @@ class Pair:
         self.target, self.draft = (
             HuggingFaceTarget(model.to(dtype), share_prefixes=False) for model in make()
         )
+        for model in (self.target, self.draft) if compiled else ():
+            model.compile()
         self.tokenizer = TextTokenizer(bundled_path("target"))
 
     def ours(self, depths: Sequence[int], tokens: int) -> dict[str, Way]:
@@ -152,11 +156,19 @@ def makers(options: argparse.Namespace) -> Iterator[Pair]:
     """The bundled pair as it is, and inflated copies; one at a time is in memory."""
     target, draft = (load_llama(bundled_path(name)) for name in ("target", "draft"))
     if "bundled" in options.pairs:
-        yield Pair("bundled", lambda: (copy.deepcopy(target), copy.deepcopy(draft)))
+        yield Pair(
+            "bundled",
+            lambda: (copy.deepcopy(target), copy.deepcopy(draft)),
+            compiled=options.compile,
+        )
     if "inflated" in options.pairs:
         big = Size(options.layers, options.feed_forward, size_of(target).vocab)
         small = Size(options.draft_layers, options.draft_feed_forward, size_of(draft).vocab)
-        yield Pair("inflated", lambda: (inflate(target, big, 0), inflate(draft, small, 1)))
+        yield Pair(
+            "inflated",
+            lambda: (inflate(target, big, 0), inflate(draft, small, 1)),
+            compiled=options.compile,
+        )
 
 
 def compared(
@@ -244,7 +256,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if options.smoke:
         options.pairs, options.batches, options.k = ("bundled",), (1, 2), (2,)
-        options.prompts, options.groups, options.tokens = 1, 1, 8
+        options.prompts, options.groups, options.tokens, options.compile = 1, 1, 8, False
     return exit_code(lambda: measured(options, command_of("generate", arguments)))
 
 
@@ -269,6 +281,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--pairs", type=names, default=("bundled", "inflated"), help="bundled,inflated")
     add("--batches", type=ints, default=(1, 8), help="texts at a time (1,8)")
     add("--k", type=ints, default=(2, 6), help="tokens drafted a round (2,6)")
+    add(
+        "--no-compile", dest="compile", action="store_false", help="Outrider's forwards as they are"
+    )
     add("--prompts", type=int, default=8, help="prompts one at a time")
     add("--groups", type=int, default=4, help="groups of prompts where several go at a time")
     add("--tokens", type=int, default=64, help="new tokens a prompt")

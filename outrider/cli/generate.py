@@ -71,6 +71,7 @@ def generate(
         ),
     ] = None,
     strict: options.Strict = None,
+    compile: options.Compile = None,
     dtype: options.Dtype = None,
     device: options.Device = None,
     json_output: options.Json = False,
@@ -97,6 +98,7 @@ def generate(
     Examples:
       outrider generate "def fibonacci(n):"
       outrider generate --temperature 0.8 --seed 7 --compare "def parse("
+      outrider generate --compile "def fibonacci(n):"
       outrider generate --temperature 0.8 --width 3 --nodes 12 "def parse("
       outrider generate --model ./llama --drafter draft:./llama-small --file prompt.txt
       outrider generate --repetition-penalty 1.2 --no-repeat-ngram 4 --bad-word TODO "def f("
@@ -137,7 +139,7 @@ def generate(
     # Where runs are compared each reads its prompt.
     loading = options.Loading(
         model, drafter, depth, rule, strict, dtype, device, width, nodes,
-        lossless=not lossy, share_prefixes=not compare,
+        lossless=not lossy, share_prefixes=not compare, compile=compile,
     )  # fmt: skip
     sampling, loading = _settled(sampling, loading)
     with nullcontext() if trace is None else trace.open("w", encoding="utf-8") as rounds:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outrider.cli import terminal
 from outrider.config import SamplingParams
 from outrider.errors import InvalidConfig
 
@@ -57,6 +59,14 @@ Strict = Annotated[
     typer.Option(
         "--strict/--no-strict",
         help="One arithmetic class for everything: logits equal bit for bit.",
+    ),
+]
+Compile = Annotated[
+    bool | None,
+    typer.Option(
+        "--compile/--no-compile",
+        help="Make machine code of the forwards, once, and keep it on disk; by default what is "
+        "there is used.",
     ),
 ]
 Dtype = Annotated[
@@ -113,6 +123,7 @@ class Loading:
     nodes: int | None = None
     lossless: bool = True
     share_prefixes: bool = True
+    compile: bool | None = None
 
     def load(self) -> LLM:
         """The model, ready; torch and transformers are imported here and not before."""
@@ -130,15 +141,19 @@ class Loading:
             "nodes": self.nodes,
             "lossless": self.lossless,
             "share_prefixes": self.share_prefixes,
+            "compile": "auto" if self.compile is None else self.compile,
         }
-        return LLM.load(
-            self.model,
-            self.drafter,
-            device=self.device,
-            dtype=self.dtype,
-            strict=self.strict,
-            **options,
-        )
+        # Unless it was done before, compiling takes half a minute for each of two models.
+        waiting = terminal.err().status("loading and compiling, once for each model ...")
+        with waiting if self.compile else nullcontext():
+            return LLM.load(
+                self.model,
+                self.drafter,
+                device=self.device,
+                dtype=self.dtype,
+                strict=self.strict,
+                **options,
+            )
 
 
 def read_prompt(argument: str | None, file: Path | None) -> str:

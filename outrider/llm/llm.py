@@ -44,6 +44,7 @@ from outrider.types import Completion, Delta, Request, SpeculativeMetrics
 Prompt = str | Sequence[int]
 OPTIONS = (
     "cache_bytes",
+    "compile",
     "k",
     "lossless",
     "max_texts",
@@ -146,7 +147,9 @@ class LLM:
             **options: k, rule, width and nodes (of drafted trees; width=1 drafts chains),
                 lossless (False lets rules through that change the law), max_texts, prefill_chunk,
                 cache_bytes (of target and draft model together), pack (large weights laid out for
-                the processor; on by default), and share_prefixes (texts that begin alike read their
+                the processor; on by default), compile (True makes machine code of the forwards and
+                keeps it on disk, "auto", the default, takes what is there, False neither), and
+                share_prefixes (texts that begin alike read their
                 beginning once; on by default).
 
         Raises:
@@ -179,6 +182,7 @@ class LLM:
             False if strict is None else strict,
             options.pop("pack", None),
             options.pop("share_prefixes", True),
+            options.pop("compile", "auto"),
         )
         folder = folder_of(model)
         tokenizer = TextTokenizer(folder)

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import torch
 
@@ -36,6 +36,7 @@ from outrider.models.bridge import BridgedModel, Dictionary
 from outrider.models.bundled import bundled_path
 from outrider.models.exit_search import PROMPTS, best_exit, search_exit
 from outrider.models.hf import (
+    NOT_STRICT,
     HuggingFaceTarget,
     LoadedTarget,
     model_folder,
@@ -44,6 +45,9 @@ from outrider.models.hf import (
 from outrider.models.quantised import quantised, quantised_anew
 from outrider.models.recurrent import RecurrentTarget
 from outrider.models.text import TextTokenizer
+
+Compile: TypeAlias = Literal["auto"] | bool
+"""Whether forwards are compiled: "auto" where an earlier load with True has left them on disk."""
 
 log = logging.getLogger(__name__)
 
@@ -61,16 +65,21 @@ class Placement:
     strict: bool = False
     pack: bool | None = None
     share_prefixes: bool = True
+    compile: Compile = "auto"
 
     def __post_init__(self) -> None:
         check_flag("strict", self.strict)
         check_flag("share_prefixes", self.share_prefixes)
         if self.pack is not None:
             check_flag("pack", self.pack)
+        if self.compile not in ("auto", True, False):
+            raise InvalidConfig(f"compile={shown(self.compile)}: True, False or 'auto' is due")
+        if self.compile is True and self.strict:
+            raise InvalidConfig(NOT_STRICT)
 
     def load(self, folder: Path) -> LoadedTarget:
         """The model of a folder."""
-        return HuggingFaceTarget.load(
+        loaded = HuggingFaceTarget.load(
             folder,
             device=self.device,
             dtype=self.dtype,
@@ -78,6 +87,30 @@ class Placement:
             pack=self.pack is not False,
             share_prefixes=self.share_prefixes,
         )
+        return self.compiled(loaded)
+
+    def compiled(self, target: LoadedTarget) -> LoadedTarget:
+        """The same target, compiled where that is asked for, or was done before.
+
+        Raises:
+            UnsupportedModel, ModelError: `compile=True`, and it cannot be.
+        """
+        if self.compile is False or self.strict:
+            return target
+        try:
+            if isinstance(target, HuggingFaceTarget):
+                target.compile(build=self.compile is True)
+            elif self.compile is True:
+                raise UnsupportedModel(
+                    f"compile=True: the {target.model.config.model_type} model has recurrent "
+                    "state, and forwards over blocks of tokens alone are compiled; leave it out"
+                )
+        except ModelError as error:
+            if self.compile is True:
+                raise
+            if not isinstance(error, UnsupportedModel):
+                warnings.warn(str(error), OutriderWarning, stacklevel=2)
+        return target
 
 
 def as_dtype(name: str | torch.dtype | None) -> torch.dtype | None:
@@ -230,11 +263,11 @@ def load_drafter(
                     "drafter='int8' needs weights of linear layers alone, and the target has "
                     "recurrent state; use drafter='ngram'"
                 )
-            return ModelDrafter(
-                quantised(own_weights),
-                name="int8",
-                remake=lambda old: quantised_anew(cast("HuggingFaceTarget", old), own_weights),
-            )
+
+            def remade(old: Target) -> Target:
+                return place.compiled(quantised_anew(cast("HuggingFaceTarget", old), own_weights))
+
+            return ModelDrafter(place.compiled(quantised(own_weights)), name="int8", remake=remade)
         asked: dict[str, Callable[[], Drafter]] = {
             "none": NoDrafter,
             "suffix": options.suffix.drafter,

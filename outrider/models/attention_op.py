@@ -128,6 +128,13 @@ _observer: ContextVar[Callable[[LayerCall], None] | None] = ContextVar(
 )
 
 
+def current() -> Forward:
+    """The forward in progress in this thread."""
+    forward = _forward.get()
+    assert forward is not None
+    return forward
+
+
 @contextmanager
 def running(forward: Forward) -> Iterator[None]:
     """Make the op of this thread work for `forward`."""

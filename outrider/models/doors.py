@@ -56,7 +56,11 @@ class InterfaceDoor(Door):
 
     def inputs(self, cache: CacheManager, plan: Plan) -> dict[str, Any]:
         """Return a mask that is not read, and no cache."""
-        placed = {"past_key_values": PlacedRows(plan.positions)} if self._counts_rows else {}
+        return self.given(plan.positions)
+
+    def given(self, positions_R: Tensor) -> dict[str, Any]:
+        """The same of rows at some positions."""
+        placed = {"past_key_values": PlacedRows(positions_R)} if self._counts_rows else {}
         return {"attention_mask": self._no_mask, "use_cache": False, **placed}
 
     @contextmanager

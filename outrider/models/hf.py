@@ -8,7 +8,8 @@ over the same blocks; what cannot be rolled back is refused by name.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ from outrider.models.capability import (
     through_interface,
     through_slab,
 )
+from outrider.models.compiled import CompiledForward, compiled_forward
 from outrider.models.context import context_of
 from outrider.models.device import pick_device
 from outrider.models.doors import Door
@@ -57,6 +59,11 @@ from outrider.models.weights import WeightNames
 
 if TYPE_CHECKING:
     from jaxtyping import Float
+
+NOT_STRICT = (
+    "compile=True and strict=True exclude each other: the same bits for any number of rows are "
+    "kept by the model's own forward alone; leave one out"
+)
 
 EXPERT_TRIALS = 8
 """Texts a mixture of experts is tried on before it is refused."""
@@ -109,6 +116,7 @@ class HuggingFaceTarget(Target):
         self._pack = pack
         self._arranges = arrange and self.device.type == "cpu"
         self._align, self._row_multiple = 1, 1
+        self._compiled: CompiledForward | None = None
         self.num_parameters = model.num_parameters()
         with as_it_was_if_refused(model):
             model.eval()
@@ -221,6 +229,60 @@ class HuggingFaceTarget(Target):
         if self._arranges:
             arrange_linears(self.model, pack_all=self.strict and self._pack, pack=self._pack)
 
+    def compile(self, *, build: bool = True) -> bool:
+        """Run forwards that are asked for logits as machine code from here on; whether they do.
+
+        `build=False` takes what an earlier call left on disk. Greedy and seeded texts may differ
+        from those of the model's own forward where two tokens are as likely to the last bits.
+
+        Raises:
+            InvalidConfig: a strict target: its rows keep their bits in the model's own forward.
+            UnsupportedModel: a model that cannot be compiled, with the reason.
+            ModelError: packages that cannot be trusted or read.
+        """
+        if self.strict:
+            raise InvalidConfig(NOT_STRICT)
+        self._compiled = compiled_forward(self.model, self._door, build=build)
+        if self._compiled is not None and (error := self._compiled_error()) is not None:
+            folder, self._compiled = self._compiled.folder, None
+            raise UnsupportedModel(
+                f"compile=True: the compiled {self.model.config.model_type} model gives rows that "
+                f"differ from its own by {error:.1e} of the largest logit; leave it out, and "
+                f"remove {str(folder)!r}"
+            )
+        return self._compiled is not None
+
+    def _compiled_error(self) -> float | None:
+        """By how much compiled rows are wrong; None where they are right."""
+        error = 0.0
+        for attempt in range(EXPERT_TRIALS if has_experts(self.model) else 1):
+            texts = trial_texts(self.vocab_size, self.device, attempt)
+            compiled = self._one_by_one(texts), trial_rows(self, texts)
+            with self.uncompiled():
+                own = self._one_by_one(texts), trial_rows(self, texts)
+            error = max(float(row_errors(c, o).max()) for c, o in zip(compiled, own, strict=True))
+            if is_close(self.model, error):
+                return None
+        return error
+
+    def _one_by_one(self, texts: TrialTexts) -> Tensor:
+        """The logits of a text read row by row."""
+        seq = self.open(len(texts.main))
+        try:
+            rows = [self.score(Rows((seq,), (1,), token[None])) for token in texts.main.cpu()]
+        finally:
+            self.close(seq)
+        return torch.cat(rows)
+
+    @contextmanager
+    def uncompiled(self) -> Iterator[None]:
+        """Run the model's own forward meanwhile, as who changes its layers must."""
+        compiled, self._compiled = self._compiled, None
+        try:
+            yield
+        finally:
+            self._compiled = compiled
+
     def _make_strict(self) -> None:
         self._align, self._row_multiple = STRICT_BLOCK, STRICT_ROWS
         self._body = StrictBody()
@@ -279,6 +341,8 @@ class HuggingFaceTarget(Target):
             self._arrange_linears()
             if slabs:
                 slab_linears(self.model, STRICT_ROWS)
+            if self._compiled is not None:
+                self._compiled.bind()
 
     def open(self, reserve: int, prefix: Sequence[int] = ()) -> int:
         """Return the handle of a new sequence, which holds what is cached of its prefix."""
@@ -306,6 +370,7 @@ class HuggingFaceTarget(Target):
             "path": self._door.path,
             "linears": linears,
             "strict": self.strict,
+            "compiled": self._compiled is not None,
             "vocab_size": self.vocab_size,
             "max_length": self.max_length,
             "cache": self.cache_plan(),
@@ -376,12 +441,15 @@ class HuggingFaceTarget(Target):
 
     def _forward(self, rows: Rows, plan: Plan, pad: int) -> Tensor:
         tokens = rows.tokens_R.to(self.device)
+        wanted = rows.logits_rows
+        if self._compiled is not None and (wanted is None or wanted.numel() > 0):
+            wanted = torch.arange(len(tokens)) if wanted is None else wanted
+            return self._compiled(tokens[None], plan.positions[None], wanted)[0]
         inputs: dict[str, Any] = {
             "input_ids": (nn.functional.pad(tokens, (0, pad)) if pad else tokens)[None],
             "position_ids": plan.positions[None],
             **self._door.inputs(self._cache, plan),
         }
-        wanted = rows.logits_rows
         if wanted is None:
             return self.model(**inputs).logits[0, : len(tokens)]
         if wanted.numel() == 0:

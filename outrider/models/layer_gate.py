@@ -41,6 +41,7 @@ class LayerGate:
     def __init__(self, target: HuggingFaceTarget) -> None:
         text = target.model.config.get_text_config()
         self.num_layers = int(text.num_hidden_layers)
+        self._target = target
         # What a layer returns beside the hidden states; None where it returns them alone.
         self._beside: int | None = None
         for layers in _lists(target.model, self.num_layers):
@@ -89,7 +90,8 @@ class LayerGate:
         try:
             for i, forward in forwards.items():
                 vars(self._layers[i])["forward"] = forward
-            yield passed
+            with self._target.uncompiled():
+                yield passed
         finally:
             for i, forward in own.items():
                 if forward is None:

@@ -33,7 +33,14 @@ FUSED_GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Sibling layers by name that read the same input in one product."""
 
 
-class FewRowsLinear(nn.Module):
+class OwnLinear(nn.Module):
+    """A linear layer of Outrider's: a compiled forward calls it as it is."""
+
+    in_features: int
+    out_features: int
+
+
+class FewRowsLinear(OwnLinear):
     """A linear layer `[..., in_features] -> [..., out_features]` in float32 over a plain weight.
 
     torch's product of 4 to 48 rows reads the weight several times over; two other forms of the same
@@ -73,7 +80,7 @@ def _block(out_features: int, in_features: int) -> int | None:
     return 8 if out_features % 8 == 0 else None
 
 
-class PackedLinear(nn.Module):
+class PackedLinear(OwnLinear):
     """A linear layer `[..., in_features] -> [..., out_features]` over a packed weight.
 
     `weight` unpacks a copy on each access, bit for bit the original; `state_dict` holds that copy,

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from outrider.errors import UnsupportedModel
 from outrider.models.hf import HuggingFaceTarget
-from outrider.models.packing import FewRowsLinear, FusedLinear, PackedLinear, _Fusion
+from outrider.models.packing import FewRowsLinear, FusedLinear, OwnLinear, PackedLinear, _Fusion
 from outrider.models.strict import AnyLinear, SlabLinear
 
 ENGINES = ("x86", "onednn", "fbgemm", "qnnpack")
@@ -31,7 +31,7 @@ MIN_QUANTISED = 1 << 12
 """Weights below which a layer stays as it is: a call's own cost would be all of it."""
 
 
-class Int8Linear(nn.Module):
+class Int8Linear(OwnLinear):
     """A linear layer `[..., in_features] -> [..., out_features]` over a weight in eight bits."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:

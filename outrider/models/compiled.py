@@ -1,0 +1,343 @@
+"""A model's forward as machine code: one package, made ahead of time, for any number of rows.
+
+The family's own forward is traced once. Attention and the arranged linear layers stay calls of
+Outrider's, as two opaque operators, so that no length of the cache and no layout of a weight is in
+the package; what lies between them (norms, rotations, gates, sums) becomes a few fused loops
+without Python. Weights are not in it either: they are bound when it is loaded. Packages are kept in
+a folder of the user's own and read from nowhere else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import logging
+import os
+import stat
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from outrider.errors import ModelError, UnsupportedModel
+from outrider.models.attention_op import Forward, Options, current, running
+from outrider.models.doors import Door, InterfaceDoor
+from outrider.models.packing import FusedLinear, OwnLinear
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int64
+
+FORMAT = 1
+"""Counts up when what is traced changes, so that older packages are not found."""
+PACKAGE, CONSTANTS = "forward.pt2", "constants.safetensors"
+MOST_ROWS = 1 << 20
+
+_linears: ContextVar[Sequence[nn.Module]] = ContextVar("outrider_linears")
+_library = torch.library.Library("outrider", "FRAGMENT")
+_library.define(
+    "attend(Tensor query, Tensor keys, Tensor values, int layer, float scaling, float? softcap, "
+    "Tensor? sinks) -> Tensor"
+)
+_library.define("linear(Tensor inputs, int which, int out_features) -> Tensor")
+
+
+def _attend(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    layer: int,
+    scaling: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    options = Options(scaling, softcap, sinks)
+    return current().attend(layer, query, keys, values, options)
+
+
+def _attended(query: Tensor, keys: Tensor, values: Tensor, *_: Any) -> Tensor:
+    return query.new_empty(1, query.shape[2], query.shape[1], values.shape[3])
+
+
+def _linear(inputs: Tensor, which: int, out_features: int) -> Tensor:
+    return _linears.get()[which](inputs).contiguous()
+
+
+def _product(inputs: Tensor, which: int, out_features: int) -> Tensor:
+    return inputs.new_empty(*inputs.shape[:-1], out_features)
+
+
+for _name, _body, _shape in (("attend", _attend, _attended), ("linear", _linear, _product)):
+    _library.impl(_name, _body, "CPU")
+    torch.library.register_fake(f"outrider::{_name}", _shape, lib=_library)
+
+
+class CompiledForward:
+    """A package bound to the weights of a model.
+
+    Args:
+        model: as it is: its linear layers arranged, its attention Outrider's.
+        folder: where the package is.
+
+    Raises:
+        ModelError: files that are no package for this model.
+    """
+
+    def __init__(self, model: PreTrainedModel, folder: Path) -> None:
+        self._model, self.folder = model, folder
+        try:
+            self._run: Any = torch._inductor.aoti_load_package(str(folder / PACKAGE))
+            self.bind()
+        except Exception as error:
+            raise ModelError(
+                f"the compiled forward in {str(folder)!r} cannot be loaded ({_first_line(error)}); "
+                "remove that folder and compile again"
+            ) from error
+
+    def bind(self) -> None:
+        """Takes the weights the model has now."""
+        self._linears = _opaque_linears(self._model)
+        held = _state(_Traced(self._model, None))
+        extra = self.folder / CONSTANTS
+        if extra.is_file():
+            held |= load_file(extra)
+        names: list[str] = self._run.get_constant_fqns()
+        # The package reads these tensors where they are; they must outlive it.
+        self._bound = {name: held[name] for name in names}
+        self._run.load_constants(self._bound, check_full_update=True, user_managed=True)
+
+    def __call__(
+        self,
+        tokens_1R: Int64[Tensor, "1 R"],
+        positions_1R: Int64[Tensor, "1 R"],
+        wanted_K: Int64[Tensor, " K"],
+    ) -> Float[Tensor, "1 K V"]:
+        """The logits of some rows of a forward in progress."""
+        token = _linears.set(self._linears)
+        try:
+            return self._run(tokens_1R, positions_1R, wanted_K)
+        finally:
+            _linears.reset(token)
+
+
+def compiled_forward(model: PreTrainedModel, door: Door, *, build: bool) -> CompiledForward | None:
+    """The model's compiled forward; None where none was made before and `build` is False.
+
+    Making one takes half a minute for a small model on two slow cores.
+
+    Raises:
+        UnsupportedModel: a model that cannot be compiled, with the reason; no C++ compiler.
+        ModelError: a folder for packages that others may write to, or a broken package.
+    """
+    reason = why_not(model, door)
+    if reason is not None:
+        raise UnsupportedModel(f"compile=True: {reason}; leave it out")
+    assert isinstance(door, InterfaceDoor)
+    folder = cache_folder() / _key(model)
+    if not (folder / PACKAGE).is_file():
+        if not build:
+            return None
+        _build(model, door, folder)
+    _check_owner(folder)
+    return CompiledForward(model, folder)
+
+
+def why_not(model: PreTrainedModel, door: Door) -> str | None:
+    """Why a model is not compiled; None where it may be."""
+    name = f"the {model.config.model_type} model"
+    if model.device.type != "cpu":
+        return f"{name} is on {model.device}, and forwards are compiled for processors"
+    if not isinstance(door, InterfaceDoor):
+        return f"{name} keeps its own attention, over lengths a package would be bound to"
+    if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
+        return f"{name} is spread over several devices"
+    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
+        return f"{name} cannot give the logits of some rows alone"
+    if any(getattr(part, "rope_type", "") in ("dynamic", "longrope") for part in model.modules()):
+        return f"{name} has rotary frequencies that depend on the rows of a forward"
+    return None
+
+
+def cache_folder() -> Path:
+    """Where packages are kept: OUTRIDER_CACHE_DIR, or a folder in the user's own cache."""
+    own = os.environ.get("OUTRIDER_CACHE_DIR")
+    if own:
+        return Path(own) / "compiled"
+    general = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(general) / "outrider" / "compiled"
+
+
+class _Traced(nn.Module):
+    """What is traced: tokens, positions and wanted rows in, logits out."""
+
+    def __init__(self, model: PreTrainedModel, door: InterfaceDoor | None) -> None:
+        super().__init__()
+        self.whole = model
+        self._door = door
+
+    def forward(self, tokens_1R: Tensor, positions_1R: Tensor, wanted_K: Tensor) -> Tensor:
+        assert self._door is not None
+        return self.whole(
+            input_ids=tokens_1R,
+            position_ids=positions_1R,
+            logits_to_keep=wanted_K,
+            **self._door.given(positions_1R[0]),
+        ).logits
+
+
+class _Opaque:
+    """Stands where a forward in progress would, and leaves attention to the operator."""
+
+    def attend(
+        self, layer: int, query: Tensor, keys: Tensor, values: Tensor, options: Options
+    ) -> Tensor:
+        op = torch.ops.outrider.attend
+        return op(
+            query, keys, values, layer, float(options.scaling), options.softcap, options.sinks
+        )
+
+
+def _build(model: PreTrainedModel, door: InterfaceDoor, folder: Path) -> None:
+    """Traces and compiles into a folder, which appears whole or not at all."""
+    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _check_owner(folder.parent)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="making-") as making:
+        new = Path(making) / folder.name
+        new.mkdir(mode=0o700)
+        try:
+            _make(_Traced(model, door), new, Path(making))
+        except Exception as error:
+            raise UnsupportedModel(
+                f"compile=True: the {model.config.model_type} model cannot be compiled here "
+                f"({_first_line(error)}); it takes a C++ compiler and a forward without choices by "
+                "value; leave it out"
+            ) from error
+        if not folder.exists():
+            new.rename(folder)
+
+
+def _make(traced: _Traced, folder: Path, scratch: Path) -> None:
+    from torch._inductor.utils import fresh_cache
+
+    rows, kept = (torch.export.Dim(name, min=1, max=MOST_ROWS) for name in ("rows", "kept"))
+    # Not of length 1 or 2: lengths of the example are never taken for a constant.
+    example = torch.arange(5)[None], torch.arange(5)[None], torch.arange(3)
+    with (
+        warnings.catch_warnings(),
+        torch.no_grad(),
+        _tracing(traced.whole),
+        fresh_cache(dir=str(scratch)),
+        _quiet(),
+    ):
+        warnings.simplefilter("ignore")
+        program = torch.export.export(
+            traced, example, dynamic_shapes=({1: rows}, {1: rows}, {0: kept}), strict=False
+        )
+        own = _state(traced)
+        extra = {
+            name: value.contiguous()
+            for name, value in program.constants.items()
+            if isinstance(value, Tensor) and name not in own
+        }
+        if extra:
+            save_file(extra, folder / CONSTANTS)
+        torch._inductor.aoti_compile_and_package(
+            program,
+            package_path=str(folder / PACKAGE),
+            inductor_configs={"aot_inductor.package_constants_in_so": False},
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's notes on files that are gone afterwards."""
+    logger = logging.getLogger("torch._inductor.utils")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextmanager
+def _tracing(model: nn.Module) -> Iterator[None]:
+    """Makes attention and arranged linear layers calls of the operators."""
+    linears = _opaque_linears(model)
+    try:
+        for which, linear in enumerate(linears):
+            vars(linear)["forward"] = _calling(which, linear.out_features)
+        with running(cast(Forward, _Opaque())):
+            yield
+    finally:
+        for linear in linears:
+            vars(linear).pop("forward", None)
+
+
+def _calling(which: int, out_features: int) -> Any:
+    def forward(inputs: Tensor) -> Tensor:
+        return torch.ops.outrider.linear(inputs, which, out_features)
+
+    return forward
+
+
+def _opaque_linears(model: nn.Module) -> list[OwnLinear]:
+    """The linear layers that a package calls, each once, in the order of the model's modules."""
+    found: dict[int, OwnLinear] = {}
+    for module in model.modules():
+        layer = module._fusion.linear if isinstance(module, FusedLinear) else module
+        if isinstance(layer, OwnLinear):
+            found.setdefault(id(layer), layer)
+    return list(found.values())
+
+
+def _state(module: nn.Module) -> dict[str, Tensor]:
+    """All parameters and buffers by every name they have."""
+    named = module.named_parameters(remove_duplicate=False)
+    return {**dict(named), **dict(module.named_buffers(remove_duplicate=False))}
+
+
+def _key(model: PreTrainedModel) -> str:
+    """A hash of all that is in a package: code, shapes, versions, processor; no weight is."""
+    config = {k: v for k, v in model.config.to_dict().items() if k != "_name_or_path"}
+    linears = [(type(m).__name__, m.extra_repr()) for m in _opaque_linears(model)]
+    tensors = [(n, tuple(t.shape), str(t.dtype)) for n, t in _state(model).items()]
+    facts = {
+        "format": FORMAT,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "source": inspect.getsource(sys.modules[type(model).__module__]),
+        "class": type(model).__qualname__,
+        "config": config,
+        "linears": linears,
+        "tensors": tensors,
+        "processor": sorted(torch.cpu.get_capabilities().items()),
+        "threads": torch.get_num_threads(),
+    }
+    text = json.dumps(facts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _check_owner(folder: Path) -> None:
+    """Refuses code that somebody else may have written."""
+    found = folder.stat()
+    foreign = hasattr(os, "getuid") and found.st_uid != os.getuid()
+    if foreign or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ModelError(
+            f"compiled forwards are kept in {str(folder)!r}, which others may write to; give it to "
+            "yourself alone (chmod go-w), or set OUTRIDER_CACHE_DIR to a folder of your own"
+        )
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]

@@ -1,0 +1,221 @@
+"""Compiled forwards: the same rows for any number of them, and packages that can be trusted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.errors import InvalidConfig, ModelError, OutriderWarning, UnsupportedModel
+from outrider.llm.load import Placement
+from outrider.models import compiled, packing
+from outrider.models.base import Rows
+from outrider.models.hf import HuggingFaceTarget
+from tests.models.families import FAMILIES, one_thread, random_model, random_tokens, relative_error
+from tests.models.test_families import PARENTS, ancestors_of, read
+
+single = pytest.fixture(scope="module", autouse=True)(one_thread)
+FAMILY = "llama"
+
+
+EVERY = [name for name, family in FAMILIES.items() if family.path == "outrider"]
+"""Those whose attention goes through transformers' interface."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """One folder of packages for this file; what is compiled once is taken from there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OUTRIDER_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield compiled.cache_folder()
+
+
+@pytest.fixture(scope="module")
+def target() -> HuggingFaceTarget:
+    """Compiled here, once."""
+    made = HuggingFaceTarget(random_model(FAMILY))
+    assert not made.compile(build=False), "nothing was compiled before"
+    assert not made.info()["compiled"]
+    assert made.compile() and made.info()["compiled"]
+    return made
+
+
+def rows_of(target: HuggingFaceTarget, counts: tuple[int, ...], *, tree: bool) -> torch.Tensor:
+    """The logits of a ragged batch behind five tokens each, chains or one tree per text."""
+    texts = [random_tokens(5, seed) for seed in range(len(counts))]
+    seqs = tuple(read(target, text) for text in texts)
+    ancestors = None
+    if tree:
+        ancestors = torch.cat([ancestors_of(PARENTS[:count]) for count in counts])
+    tokens = random_tokens(sum(counts), 77)
+    try:
+        return target.score(Rows(seqs, counts, tokens, ancestors)).clone()
+    finally:
+        for seq in seqs:
+            target.close(seq)
+
+
+def own_rows(target: HuggingFaceTarget, counts: tuple[int, ...], *, tree: bool) -> torch.Tensor:
+    """The same from the model's own forward."""
+    with target.uncompiled():
+        return rows_of(target, counts, tree=tree)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [name for name in EVERY if name not in ("llama", "llama4")])
+def test_other_families_are_compiled_too(family: str) -> None:
+    made = HuggingFaceTarget(random_model(family))
+    assert made.compile()
+    got = rows_of(made, (8, 1, 3), tree=True)
+    assert relative_error(got, own_rows(made, (8, 1, 3), tree=True)) < 1e-5
+
+
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+@pytest.mark.parametrize("counts", [(1,), (2,), (8,), (1, 1), (8, 1, 3, 5, 2)])
+def test_one_package_does_for_any_rows(
+    target: HuggingFaceTarget, counts: tuple[int, ...], tree: bool
+) -> None:
+    got, own = rows_of(target, counts, tree=tree), own_rows(target, counts, tree=tree)
+    assert relative_error(got, own) < 1e-5
+
+
+def test_some_rows_alone_and_none(target: HuggingFaceTarget) -> None:
+    seq, tokens = target.open(16), random_tokens(6, 3)
+    whole = target.score(Rows((seq,), (6,), tokens))
+    target.discard(seq)
+    some = target.score(Rows((seq,), (6,), tokens, None, torch.tensor([4, 1])))
+    target.discard(seq)
+    assert torch.allclose(some, whole[[4, 1]], atol=1e-5)
+    none = torch.empty(0, dtype=torch.int64)
+    assert target.score(Rows((seq,), (6,), tokens, None, none)).shape == (0, target.vocab_size)
+    target.close(seq)
+
+
+def test_a_package_holds_no_weights(
+    target: HuggingFaceTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another model of the same shape takes it as it is, and gives rows of its own."""
+    monkeypatch.setattr(compiled, "_build", None)
+    model = random_model(FAMILY)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.9)
+    other = HuggingFaceTarget(model)
+    assert other.compile(build=False)
+    got = rows_of(other, (4,), tree=False)
+    assert relative_error(got, own_rows(other, (4,), tree=False)) < 1e-5
+    assert relative_error(got, rows_of(target, (4,), tree=False)) > 1e-3
+
+
+def test_new_weights_are_bound(target: HuggingFaceTarget) -> None:
+    made = HuggingFaceTarget(random_model(FAMILY))
+    assert made.compile(build=False)
+    before = rows_of(made, (4,), tree=False)
+    state = {name: value * 0.9 for name, value in made.model.state_dict().items()}
+    made.update_weights(state)
+    after = rows_of(made, (4,), tree=False)
+    assert relative_error(after, own_rows(made, (4,), tree=False)) < 1e-5
+    assert relative_error(after, before) > 1e-3
+
+
+def test_a_package_that_computes_something_else_is_refused(
+    target: HuggingFaceTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = packing.FewRowsLinear.forward
+    monkeypatch.setattr(
+        compiled, "_linear", lambda inputs, which, out: compiled._linears.get()[which](inputs)
+    )
+    made = HuggingFaceTarget(random_model(FAMILY))
+
+    def wrong(self: packing.FewRowsLinear, inputs: torch.Tensor) -> torch.Tensor:
+        wide = own(self, inputs)
+        return wide * 1.01 if made._compiled is not None else wide
+
+    monkeypatch.setattr(packing.FewRowsLinear, "forward", wrong)
+    with pytest.raises(UnsupportedModel, match="differ from its own by"):
+        made.compile(build=False)
+    assert not made.info()["compiled"]
+
+
+def test_what_cannot_be_compiled_is_refused_by_name() -> None:
+    for family, reason in {
+        "falcon": "keeps its own attention",
+        "llama4": "cannot be compiled here",
+    }.items():
+        made = HuggingFaceTarget(random_model(family))
+        with pytest.raises(UnsupportedModel, match=reason):
+            made.compile()
+        assert not made.info()["compiled"]
+
+
+def test_frequencies_that_follow_the_longest_row_are_refused() -> None:
+    made = HuggingFaceTarget(random_model(FAMILY))
+    for part in made.model.modules():
+        if hasattr(part, "rope_type"):
+            vars(part)["rope_type"] = "dynamic"
+    with pytest.raises(UnsupportedModel, match="rotary frequencies"):
+        made.compile()
+
+
+def test_strict_excludes_it() -> None:
+    with pytest.raises(InvalidConfig, match="strict=True exclude"):
+        HuggingFaceTarget(random_model(FAMILY), strict=True).compile()
+    with pytest.raises(InvalidConfig, match="strict=True exclude"):
+        Placement(strict=True, compile=True)
+    with pytest.raises(InvalidConfig, match="compile='yes'"):
+        Placement(compile="yes")  # type: ignore[arg-type]
+
+
+def test_an_interrupted_build_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE_DIR", str(tmp_path))
+
+    def interrupted(traced: Any, folder: Path, scratch: Path) -> None:
+        (folder / compiled.PACKAGE).write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compiled, "_make", interrupted)
+    made = HuggingFaceTarget(random_model(FAMILY))
+    with pytest.raises(KeyboardInterrupt):
+        made.compile()
+    assert not list(compiled.cache_folder().iterdir())
+    assert not made.compile(build=False)
+
+
+class TestFolders:
+    """Packages are code: nobody else's is run, and a broken one is told."""
+
+    def test_one_that_others_may_write_to(self, target: HuggingFaceTarget, folder: Path) -> None:
+        (package,) = folder.iterdir()
+        made = HuggingFaceTarget(random_model(FAMILY))
+        package.chmod(0o777)
+        try:
+            with pytest.raises(ModelError, match="others may write to"):
+                made.compile(build=False)
+            with pytest.warns(OutriderWarning, match="others may write to"):
+                assert Placement().compiled(made) is made
+        finally:
+            package.chmod(0o700)
+        assert not made.info()["compiled"]
+        assert Placement().compiled(made).info()["compiled"]
+        assert (
+            not Placement(compile=False).compiled(HuggingFaceTarget(made.model)).info()["compiled"]
+        )
+
+    def test_a_broken_package(
+        self,
+        target: HuggingFaceTarget,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
+    ) -> None:
+        (package,) = folder.iterdir()
+        monkeypatch.setenv("OUTRIDER_CACHE_DIR", str(tmp_path))
+        broken = compiled.cache_folder() / package.name
+        broken.mkdir(parents=True, mode=0o700)
+        (broken / compiled.PACKAGE).write_bytes(b"no package")
+        with pytest.raises(ModelError, match="cannot be loaded"):
+            HuggingFaceTarget(random_model(FAMILY)).compile()
