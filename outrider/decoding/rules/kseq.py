@@ -9,7 +9,7 @@ from outrider.decoding import host
 from outrider.decoding.draft import Draft, Kind, RoundNoise, Verdict
 from outrider.decoding.laws import Law
 from outrider.decoding.rows import TargetRows
-from outrider.decoding.rules.base import Rule, extra_uniforms, test_uniforms
+from outrider.decoding.rules.base import Rule, round_uniforms
 from outrider.decoding.rules.walking import Walk
 from outrider.decoding.sampling import inverse_cdf
 from outrider.errors import InvalidConfig
@@ -50,8 +50,7 @@ class KseqRule(Rule):
         self.check(draft)
         draft = draft.to(target.device)
         tree, law, law_rows_BN = draft.tree, base_law(draft), draft.law_rows()
-        tests_BN = test_uniforms(noise, tree.num_nodes).to(target.device)
-        extra_B = extra_uniforms(noise).to(target.device)
+        tests_BN, extra_B = round_uniforms(noise, tree.num_nodes, target.device)
         token_B = torch.zeros_like(tree.counts_B)
         walk = Walk(tree, target)
         for level in range(tree.depth + 1):
