@@ -122,6 +122,11 @@ class Watched(TargetLogits):
         self.asked.update(at_n.tolist())
         return super().weighed(at_n)
 
+    def row(self, at: int) -> tuple[Tensor, float]:
+        """As before."""
+        self.asked.add(at)
+        return super().row(at)
+
     def prob_of(self, at_n: Tensor, tokens_n: Tensor) -> Tensor:
         """As before."""
         self.asked.update(at_n.tolist())

@@ -65,6 +65,38 @@ def uniforms(
     return (words(seed, sample, stream, anchor, draw) >> 8).double() / 2.0**24
 
 
+def round_uniforms(
+    seed_B: Int64[Tensor, " B"],
+    sample_B: Int64[Tensor, " B"],
+    anchor_B: Int64[Tensor, " B"],
+    num_tests: int,
+) -> tuple[Float64[Tensor, "B N"], Float64[Tensor, " B"]]:
+    """`uniforms` of the first draws on ACCEPT, and `uniforms53` of index 0 on EXTRA.
+
+    On the CPU all of them come from one pass, and a block serves four tests.
+    """
+    if seed_B.device.type != "cpu":
+        address = seed_B[:, None], sample_B[:, None], STREAM_ACCEPT, anchor_B[:, None]
+        tests_BN = uniforms(*address, torch.arange(num_tests, device=seed_B.device))
+        return tests_BN, uniforms53(seed_B, sample_B, STREAM_EXTRA, anchor_B, 0)
+    if _active.get() is not None:
+        for stream, num in ((STREAM_ACCEPT, num_tests), (STREAM_EXTRA, 2)):
+            address = seed_B[:, None], sample_B[:, None], stream, anchor_B[:, None]
+            _record(*address, torch.arange(num))
+    num_blocks = (num_tests + 3) // 4
+    block_T = np.append(np.arange(num_blocks, dtype=np.uint64), np.uint64(0))
+    stream_T = np.full_like(block_T, STREAM_ACCEPT)
+    stream_T[-1] = STREAM_EXTRA
+    seed, sample, anchor = (
+        part.numpy().view(np.uint64)[:, None] for part in (seed_B, sample_B, anchor_B)
+    )
+    counter = block_T[None], sample & _U_MASK, anchor & _U_MASK, stream_T[None]
+    words_BT4 = np.stack(_array_rounds(*counter, seed & _U_MASK, seed >> _U_32), -1)
+    tests_BN = (words_BT4[:, :-1].reshape(len(seed), 4 * num_blocks) >> np.uint64(8)) / 2.0**24
+    high, low = (torch.from_numpy(word.view(np.int64)) for word in words_BT4[:, -1, :2].T)
+    return torch.from_numpy(tests_BN[:, :num_tests]), _uniform53(high, low)
+
+
 def uniforms53(
     seed: Tensor | int, sample: Tensor | int, stream: int, anchor: Tensor | int, index: Tensor | int
 ) -> Float64[Tensor, "..."]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,8 +16,8 @@ from outrider.decoding.penalties import typical
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64
 
-# Largest scores between e**-40 and e**40 leave float32 room for all that matters beside them.
-_MODERATE = 40.0
+# Sums in between leave float32 room for all that matters beside the largest weight.
+_LEAST_SUM, _MOST_SUM = 1e-10, 1e17
 # Candidates looked at first when a nucleus has to be found in a wide row.
 _NUCLEUS_GUESS = 256
 
@@ -150,13 +149,39 @@ def softmax_of(
 def weighed(scores_RV: Float[Tensor, "R V"]) -> tuple[Tensor, Tensor]:
     """Float32 rows on a processor as new positive weights `[R, V]`, and their sums `[R, 1]`.
 
-    Weights over sum are the `softmax`, to the bit. Rows whose largest score is moderate keep their
-    scale, which saves a pass over them; what a row becomes depends on no other row.
+    Weights over sum are the `softmax`, to the bit. Rows whose weights have a moderate sum keep
+    their scale, which saves passes over them; what a row becomes depends on no other row.
     """
-    top_R1 = scores_RV.amax(-1, keepdim=True)
-    if not (host.reads_free(scores_RV.device) and (np.abs(top_R1.numpy()) <= _MODERATE).all()):
-        scores_RV = scores_RV - torch.where(top_R1.abs() <= _MODERATE, 0.0, top_R1)
     weights_RV = torch.exp(scores_RV)
+    sums_R1 = weights_RV.sum(-1, keepdim=True)
+    if host.reads_free(scores_RV.device):
+        sums = sums_R1.numpy()
+        if not ((sums >= _LEAST_SUM) & (sums <= _MOST_SUM)).all():
+            far = (~_moderate(sums_R1)).squeeze(1).nonzero().squeeze(1)
+            weights_RV[far], sums_R1[far] = _shifted(scores_RV[far])
+        return weights_RV, sums_R1
+    shifted_RV, shifted_R1 = _shifted(scores_RV)
+    kept_R1 = _moderate(sums_R1)
+    return torch.where(kept_R1, weights_RV, shifted_RV), torch.where(kept_R1, sums_R1, shifted_R1)
+
+
+def weighed_row(scores_V: Float[Tensor, " V"]) -> tuple[Tensor, float]:
+    """The same of one row where the host reads for free, but for how its sum is rounded."""
+    weights_V = torch.exp(scores_V)
+    total = float(weights_V.sum())
+    if not _LEAST_SUM <= total <= _MOST_SUM:
+        weights_1V, sums_11 = _shifted(scores_V[None])
+        return weights_1V[0], float(sums_11)
+    return weights_V, total
+
+
+def _moderate(sums_R1: Tensor) -> Tensor:
+    return (sums_R1 >= _LEAST_SUM) & (sums_R1 <= _MOST_SUM)
+
+
+def _shifted(scores_RV: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights with a largest one of 1, and their sums."""
+    weights_RV = torch.exp(scores_RV - scores_RV.amax(-1, keepdim=True))
     return weights_RV, weights_RV.sum(-1, keepdim=True)
 
 

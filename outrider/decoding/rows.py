@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from outrider.decoding import host, laws
-from outrider.decoding.laws import Law, softmax, softmax_of, weighed
+from outrider.decoding.laws import Law, softmax, softmax_of, weighed, weighed_row
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int64
@@ -55,6 +55,11 @@ class TargetRows(ABC):
         Their quotient is `probs`, to the bit, which costs a pass more.
         """
         return self.probs(at_n), None
+
+    def row(self, at: int) -> tuple[Tensor, float]:
+        """One row `[V]` times a number, and the number; not to be written to."""
+        rows_1V, sums_11 = self.weighed(torch.tensor([at], device=self.device))
+        return rows_1V[0], 1.0 if sums_11 is None else float(sums_11)
 
     @abstractmethod
     def argmax(self, at_n: Int64[Tensor, " n"]) -> Int64[Tensor, " n"]:
@@ -124,6 +129,10 @@ class TargetLaws(_Table):
         """One entry of each row."""
         return self._rows_RV[at_n, tokens_n].double()
 
+    def row(self, at: int) -> tuple[Tensor, float]:
+        """The row where it stands."""
+        return self._rows_RV[at], 1.0
+
     def argmax(self, at_n: Tensor) -> Tensor:
         """The first largest entry of each row."""
         return self._rows_RV[at_n].argmax(-1)
@@ -161,6 +170,15 @@ class TargetLogits(_Table):
         if not self.on_host or self._rows_RV.dtype == torch.float64:
             return self.probs(at_n), None
         return weighed(self._scaled(at_n))
+
+    def row(self, at: int) -> tuple[Tensor, float]:
+        """On a processor its exponentials, not divided by their sum."""
+        if not self.on_host or self._rows_RV.dtype == torch.float64:
+            return super().row(at)
+        scores_V = self._rows_RV[at].float()
+        if self._temperature_B is not None:
+            scores_V = scores_V / self._temperature_B[at // self.shape[1]].float()
+        return weighed_row(scores_V)
 
     def prob_of(self, at_n: Tensor, tokens_n: Tensor) -> Tensor:
         """One entry of the softmax of each row; on a CPU the very number `probs` has there."""

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider import noise
-from outrider.decoding import laws
+from outrider.decoding import host, laws
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int64
@@ -36,8 +37,10 @@ def inverse_cdf(
     holds the point is gone through: a point within rounding of an index's border (1e-13 of the
     total in float64, 1e-7 in float32) may fall to the other side.
     """
-    width = weights_RV.shape[1]
     uniform_R1 = uniform_R.to(weights_RV.device).double()[:, None]
+    if host.reads_free(weights_RV.device):
+        return torch.from_numpy(_on_host(weights_RV, uniform_R1.numpy()))
+    width = weights_RV.shape[1]
     if width <= _BLOCK:
         upto_RV = weights_RV.cumsum(-1, dtype=torch.float64)
         return _first_above(upto_RV, uniform_R1 * upto_RV[:, -1:], weights_RV > 0).squeeze(1)
@@ -52,6 +55,34 @@ def inverse_cdf(
     before_R1 = (upto_RN - sums_RN).gather(1, block_R1)
     found_R1 = _first_above(before_R1 + block_RC.cumsum(-1), point_R1, block_RC > 0)
     return (start_R1 + found_R1).clamp_(max=width - 1).squeeze(1)
+
+
+def _on_host(weights_RV: Tensor, uniform_R1: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The same in numpy, whose calls take a fraction of torch's time."""
+    weights, width = weights_RV.numpy(), weights_RV.shape[1]
+    if width <= _BLOCK:
+        upto_RV = weights.cumsum(1, dtype=np.float64)
+        return _first_of(upto_RV, uniform_R1 * upto_RV[:, -1:], weights > 0)
+    sums_RN = _block_sums(weights_RV).numpy()
+    upto_RN = sums_RN.cumsum(1)
+    point_R1 = uniform_R1 * upto_RN[:, -1:]
+    block_R = _first_of(upto_RN, point_R1, sums_RN > 0)
+    before_R1 = np.take_along_axis(upto_RN - sums_RN, block_R[:, None], 1)
+    found_R = np.empty_like(block_R)
+    for row, start in enumerate((block_R * _BLOCK).tolist()):
+        block_1C = weights[row : row + 1, start : start + _BLOCK].astype(np.float64)
+        upto_1C = before_R1[row] + block_1C.cumsum(1)
+        found_R[row] = start + _first_of(upto_1C, point_R1[row], block_1C > 0)[0]
+    return found_R
+
+
+def _first_of(
+    upto_RM: NDArray[np.float64], point_R1: NDArray[np.float64], positive_RM: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """`_first_above` in numpy, `[R]`."""
+    above_RM = (upto_RM > point_R1) & positive_RM
+    last_R = upto_RM.shape[1] - 1 - positive_RM[:, ::-1].argmax(1)
+    return np.where(above_RM.any(1), above_RM.argmax(1), last_R)
 
 
 def _block_sums(weights_RV: Tensor) -> Tensor:

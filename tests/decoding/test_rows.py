@@ -130,7 +130,7 @@ def test_both_ways_decide_alike(
 def test_elsewhere_the_host_reads_nothing(rule: str, monkeypatch: pytest.MonkeyPatch):
     target, law, tokens = _drafted(6, 3, 20)
     draft = Draft.chain(tokens, torch.full((6,), 3), law)
-    tests = base.test_uniforms(noise_of(6), 3)
+    tests, _ = base.round_uniforms(noise_of(6), 3, torch.device("cpu"))
 
     def refused(self: torch.Tensor, *_: object) -> bool:
         raise AssertionError("the host read a tensor")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,6 +44,7 @@ from outrider.decoding.rules import (
     match,
     recursive,
     residual,
+    rowwise,
     traversal,
 )
 from outrider.decoding.sampling import gumbel_race
@@ -169,30 +172,45 @@ def test_a_mutant_of_any_rule_leaves_the_path(mutant: Rule, style: str):
 
 
 def test_a_mutant_leaves_the_path(monkeypatch: pytest.MonkeyPatch):
-    """What was refused stays in R; the law is the base law; the share is not brought up to date."""
-    refuse, child_law = residual.Family.refuse, residual.Family._child_law
+    """What was refused stays in R; the law is the base law; the share is not brought up to date.
 
-    def forgets(self, k, which, laws):
+    Row by row as on a host, and all rows at once as elsewhere.
+    """
+    refuse, child_law = residual.Family.refuse, residual.Family._child_law
+    refuse_one, child_of = rowwise.Row.refuse, rowwise.Row.child
+
+    def forgets(self, *_):
         pass
 
     def base_law(self, k):
         own_nW, left_n = child_law(self, k)
         return own_nW, torch.ones_like(left_n)
 
-    def keeps_share(self, k, which, laws):
+    def base_law_of_one(self, k):
+        return replace(child_of(self, k), left=1.0)
+
+    def keeps_share(self, *refused):
         share_n = self.share_n
-        refuse(self, k, which, laws)
+        refuse(self, *refused)
         self.share_n = share_n
 
-    for name, method, mutant in (
-        ("recursive", "refuse", forgets),
-        ("recursive", "_child_law", base_law),
-        ("traversal", "_child_law", base_law),
-        ("traversal", "refuse", keeps_share),
+    def keeps_share_of_one(self, *refused):
+        share = self.share
+        refuse_one(self, *refused)
+        self.share = share
+
+    for name, method, mutant, of_one in (
+        ("recursive", "refuse", forgets, forgets),
+        ("recursive", "_child_law", base_law, base_law_of_one),
+        ("traversal", "_child_law", base_law, base_law_of_one),
+        ("traversal", "refuse", keeps_share, keeps_share_of_one),
     ):
         assert wrong_rounds(RULES[name], name) == 0
-        with monkeypatch.context() as patch:
+        with monkeypatch.context() as patch, nobody_left_out():
             patch.setattr(residual.Family, method, mutant)
+            assert wrong_rounds(RULES[name], name) > 0, (name, method)
+        with monkeypatch.context() as patch:
+            patch.setattr(rowwise.Row, method.replace("_child_law", "child"), of_one)
             assert wrong_rounds(RULES[name], name) > 0, (name, method)
 
 
@@ -325,11 +343,14 @@ def test_on_an_accelerator_the_host_reads_nothing(name: str, style: str):
 def at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every accept test is made with u = 0."""
 
-    def zeros(round_noise: RoundNoise, num_nodes: int) -> torch.Tensor:
-        return torch.zeros(len(round_noise.seed_B), num_nodes, dtype=torch.float64)
+    uniforms = base.round_uniforms
 
-    monkeypatch.setattr(recursive, "test_uniforms", zeros)
-    monkeypatch.setattr(traversal, "test_uniforms", zeros)
+    def zeros(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        tests_BN, extra_B = uniforms(*arguments)
+        return torch.zeros_like(tests_BN), extra_B
+
+    monkeypatch.setattr(recursive, "round_uniforms", zeros)
+    monkeypatch.setattr(traversal, "round_uniforms", zeros)
 
 
 @pytest.mark.parametrize("style", list(STYLES))
@@ -449,7 +470,7 @@ class _FromTarget(Rule):
 
     def verify(self, draft: Draft, target: TargetRows, noise: RoundNoise) -> Verdict:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(residual.Family, "spread", lambda self, probs: probs)
+            patch.setattr(rowwise.Row, "write", lambda self, out: out.copy_(self.weights_V))
             return self._inner.verify(draft, target, noise)
 
 

@@ -132,6 +132,10 @@ class Watched(TargetLaws):
         self.asked += at_n.tolist()
         return super().probs(at_n)
 
+    def row(self, at: int) -> tuple[Tensor, float]:
+        self.asked.append(at)
+        return super().row(at)
+
     def argmax(self, at_n: Tensor) -> Tensor:
         self.asked += at_n.tolist()
         return super().argmax(at_n)

@@ -118,27 +118,26 @@ class ChainRejection(Rule):
         self.check(draft)
         draft = draft.to(target.device)
         depth = draft.tree.num_nodes
-        sifted = self.sift(draft, target, test_uniforms(noise, depth).to(target.device))
-        token_B = inverse_cdf(sifted.weights_BV, extra_uniforms(noise))
+        tests_BK, extra_B = round_uniforms(noise, depth, target.device)
+        sifted = self.sift(draft, target, tests_BK)
+        token_B = inverse_cdf(sifted.weights_BV, extra_B)
         return Verdict.of_chain(sifted.num_accepted_B, token_B, depth)
 
 
-def test_uniforms(round_noise: RoundNoise, num_nodes: int) -> Tensor:
-    """Uniforms `[B, N]` of the accept tests."""
-    return noise.uniforms(
-        round_noise.seed_B[:, None],
-        round_noise.sample_B[:, None],
-        noise.STREAM_ACCEPT,
-        round_noise.anchor_B[:, None],
-        torch.arange(num_nodes, device=round_noise.seed_B.device),
-    )
+def round_uniforms(
+    round_noise: RoundNoise, num_nodes: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Uniforms of the accept tests `[B, N]` and of the added token `[B]`, on a device."""
+    at = round_noise
+    tests_BN, extra_B = noise.round_uniforms(at.seed_B, at.sample_B, at.anchor_B, num_nodes)
+    return tests_BN.to(device), extra_B.to(device)
 
 
-def extra_uniforms(round_noise: RoundNoise, index: Tensor | int = 0) -> Tensor:
-    """Uniforms of the added token: `[B]`, or `[B, T]` for a tensor of T indices."""
+def extra_uniforms(round_noise: RoundNoise, index_T: Tensor) -> Tensor:
+    """Uniforms of the added token, one for each index: `[B, T]`."""
     parts = round_noise.seed_B, round_noise.sample_B, round_noise.anchor_B
-    seed, sample, anchor = (p[:, None] for p in parts) if isinstance(index, Tensor) else parts
-    return noise.uniforms53(seed, sample, noise.STREAM_EXTRA, anchor, index)
+    seed, sample, anchor = (part[:, None] for part in parts)
+    return noise.uniforms53(seed, sample, noise.STREAM_EXTRA, anchor, index_T)
 
 
 def first_rows(target: TargetRows) -> Tensor:

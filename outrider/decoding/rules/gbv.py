@@ -17,7 +17,7 @@ from outrider.decoding import host
 from outrider.decoding.draft import Draft, Kind, RoundNoise, Verdict
 from outrider.decoding.laws import Law
 from outrider.decoding.rows import TargetLaws, TargetRows
-from outrider.decoding.rules.base import Rule, extra_uniforms, first_rows, test_uniforms
+from outrider.decoding.rules.base import Rule, first_rows, round_uniforms
 from outrider.decoding.rules.block import BlockRule
 from outrider.decoding.rules.kseq import base_law, check_siblings, on_support
 from outrider.decoding.rules.walking import children_of
@@ -107,10 +107,10 @@ class GbvRule(Rule):
         self.check(draft)
         draft = draft.to(target.device)
         best = self.best(draft, target)
-        tests_BN = test_uniforms(noise, draft.tree.num_nodes).to(target.device)
+        tests_BN, extra_B = round_uniforms(noise, draft.tree.num_nodes, target.device)
         tests_BD = tests_BN.gather(1, (best.path_BD - 1).clamp(min=0))
         sifted = BlockRule().sift(best.chain, best.rows, tests_BD)
-        token_B = inverse_cdf(sifted.weights_BV, extra_uniforms(noise))
+        token_B = inverse_cdf(sifted.weights_BV, extra_B)
         levels_D = torch.arange(tests_BD.shape[1], device=target.device)
         path_BD = torch.where(levels_D < sifted.num_accepted_B[:, None], best.path_BD, 0)
         return Verdict(sifted.num_accepted_B, token_B, path_BD)

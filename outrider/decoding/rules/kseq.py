@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -9,13 +11,14 @@ from outrider.decoding import host
 from outrider.decoding.draft import Draft, Kind, RoundNoise, Verdict
 from outrider.decoding.laws import Law
 from outrider.decoding.rows import TargetRows
-from outrider.decoding.rules.base import Rule, extra_uniforms, test_uniforms
+from outrider.decoding.rules.base import Rule, round_uniforms
 from outrider.decoding.rules.walking import Walk
 from outrider.decoding.sampling import inverse_cdf
 from outrider.errors import InvalidConfig
 
 HALVINGS = 24
 """Bisections of [1, K] in search of the least rho: 1e-7 of its width, from above."""
+_PROBES = 12
 
 
 class KseqRule(Rule):
@@ -50,8 +53,7 @@ class KseqRule(Rule):
         self.check(draft)
         draft = draft.to(target.device)
         tree, law, law_rows_BN = draft.tree, base_law(draft), draft.law_rows()
-        tests_BN = test_uniforms(noise, tree.num_nodes).to(target.device)
-        extra_B = extra_uniforms(noise).to(target.device)
+        tests_BN, extra_B = round_uniforms(noise, tree.num_nodes, target.device)
         token_B = torch.zeros_like(tree.counts_B)
         walk = Walk(tree, target)
         for level in range(tree.depth + 1):
@@ -123,22 +125,58 @@ def on_support(p_nV: Tensor, q: Law) -> Tensor:
 
 
 def least_rho(p_nM: Tensor, q_nM: Tensor, count_n: Tensor) -> Tensor:
-    """The least rho that is lossless for `count_n` children, from above, `[n]` float64."""
+    """The least rho that is lossless for `count_n` children, from above, `[n]` float64.
+
+    It is the one that bisection of [1, K] ends on, wherever it is looked for.
+    """
+    if host.reads_free(p_nM.device):
+        rows = zip(p_nM, q_nM, count_n.tolist(), strict=True)
+        return torch.tensor([_least_of(*row) for row in rows], dtype=torch.float64)
     low_n, high_n = torch.ones_like(count_n), count_n.clamp(min=1)
-    high_n = torch.where(_enough(p_nM, q_nM, low_n, count_n), low_n, high_n)
+    high_n = torch.where(_room(p_nM, q_nM, low_n, count_n) >= 0, low_n, high_n)
     for _ in range(HALVINGS):
         middle_n = (low_n + high_n) / 2
-        enough_n = _enough(p_nM, q_nM, middle_n, count_n)
+        enough_n = _room(p_nM, q_nM, middle_n, count_n) >= 0
         low_n = torch.where(enough_n, low_n, middle_n)
         high_n = torch.where(enough_n, middle_n, high_n)
     return high_n
 
 
-def _enough(p_nM: Tensor, q_nM: Tensor, rho_n: Tensor, count_n: Tensor) -> Tensor:
-    """Whether rho beta = sum min(rho q, p) is 1 - (1 - beta)^K or more."""
+def _least_of(p_M: Tensor, q_M: Tensor, count: float) -> float:
+    """The same of one row, by false position among the numbers that bisection can end on."""
+    total, low, high = float(p_M.sum()), 0, 1 << HALVINGS
+
+    def room(step: int) -> float:
+        rho = 1 + (count - 1) * step / (1 << HALVINGS)
+        mass = total - float(torch.sub(p_M, q_M, alpha=rho).clamp_(min=0).sum())
+        share = min(1.0, mass / rho)
+        return mass + (math.expm1(count * math.log1p(-share)) if share < 1 else -1.0)
+
+    low_room = room(low) if count > 1 else 0.0
+    if low_room >= 0:
+        return 1.0
+    high_room, probes, end = room(high), 0, 0
+    while high - low > 1:
+        # Roundings may keep the secant at one end: after a few probes halves are taken.
+        span = high_room - low_room
+        far = probes > _PROBES or not span > 0
+        step = (low + high) // 2 if far else low + math.ceil((high - low) * -low_room / span)
+        step = min(max(step, low + 1), high - 1)
+        here, probes = room(step), probes + 1
+        # An end that stays again counts half, or it would stay for good.
+        if here >= 0:
+            high, high_room, low_room = step, here, low_room / (2 if end > 0 else 1)
+        else:
+            low, low_room, high_room = step, here, high_room / (2 if end < 0 else 1)
+        end = 1 if here >= 0 else -1
+    return 1 + (count - 1) * high / (1 << HALVINGS)
+
+
+def _room(p_nM: Tensor, q_nM: Tensor, rho_n: Tensor, count_n: Tensor) -> Tensor:
+    """How far rho beta = sum min(rho q, p) exceeds 1 - (1 - beta)^K; rho is enough from 0 on."""
     kept_nM = torch.minimum(q_nM * rho_n.to(q_nM.dtype)[:, None], p_nM)
     mass_n = kept_nM.sum(-1, dtype=torch.float64)
-    return any_of(mass_n / rho_n, count_n) <= mass_n
+    return mass_n - any_of(mass_n / rho_n, count_n)
 
 
 def any_of(share: Tensor, count: Tensor) -> Tensor:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Iterator
 
-from outrider.decoding import host
+from torch import Tensor
+
 from outrider.decoding.children import Drawing, Without
 from outrider.decoding.draft import Draft, RoundNoise, Verdict
 from outrider.decoding.rows import TargetRows
-from outrider.decoding.rules.base import Rule, extra_uniforms, first_rows, test_uniforms
+from outrider.decoding.rules import rowwise
+from outrider.decoding.rules.base import Rule, first_rows, round_uniforms
 from outrider.decoding.rules.residual import Residuals, by_row, first_kept
+from outrider.decoding.rules.rowwise import Row, Trees
 from outrider.decoding.rules.token import TokenRule
 from outrider.decoding.rules.walking import Walk
 
@@ -43,16 +46,29 @@ class RecursiveRule(Rule):
             return _TOKEN.verify(draft, target, noise)
         self.check(draft)
         draft = draft.to(target.device)
-        tests_R = by_row(test_uniforms(noise, draft.tree.num_nodes), target)
-        residuals = Residuals(draft, target)
-        walk = Walk(draft.tree, target)
-        for _ in range(draft.tree.depth):
-            if len(walk.texts_n) == 0:
-                break
-            inner = host.some(residuals.offers(walk.flat_n, torch.zeros_like(walk.at_n)))
-            next_n = torch.zeros_like(walk.at_n)
-            at = walk.flat_n[inner]
-            next_n[inner] = first_kept(residuals, tests_R, at, torch.zeros_like(at).bool())
-            walk.step(next_n)
-        at_B = first_rows(target) + walk.at_B
-        return walk.verdict(residuals.draw(at_B, extra_uniforms(noise)), draft.tree.depth)
+        tests_BN, extra_B = round_uniforms(noise, draft.tree.num_nodes, target.device)
+        if not target.on_host:
+            return _level_by_level(draft, target, tests_BN, extra_B)
+        trees = Trees(draft, target, tests_BN)
+        return trees.verdict(_tree_by_tree(trees), extra_B)
+
+
+def _tree_by_tree(trees: Trees) -> Iterator[tuple[list[int], Row]]:
+    """The path each text goes down, and the row it ends on."""
+    for root in trees.roots:
+        path, row = list[int](), Row(trees, root)
+        while (kept := rowwise.first_kept(trees, row)) is not None:
+            path.append(kept)
+            row = Row(trees, kept)
+        yield path, row
+
+
+def _level_by_level(draft: Draft, target: TargetRows, tests_BN: Tensor, extra_B: Tensor) -> Verdict:
+    """The same, all texts at once; the host reads nothing."""
+    tests_R = by_row(tests_BN, target)
+    residuals = Residuals(draft, target)
+    walk = Walk(draft.tree, target)
+    for _ in range(draft.tree.depth):
+        walk.step(first_kept(residuals, tests_R, walk.flat_n))
+    at_B = first_rows(target) + walk.at_B
+    return walk.verdict(residuals.draw(at_B, extra_B), draft.tree.depth)

@@ -4,35 +4,32 @@ Of a row with law P and children refused in turn, child j with law `q_j / z_j` o
 residual is `max(0, P - sum c_j q_j)` for numbers c_j >= 0: taking twice from what is cut at zero is
 taking the sum once. Only at the children's own tokens is it not, and there it is kept as a number.
 So a row's state is a handful of numbers; its V entries are made where a mass or a draw needs them.
+
+Here all rows in hand go at once and the host reads nothing; `rowwise` does the same where it may.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from outrider.decoding import host
 from outrider.decoding.draft import Draft, Kind
 from outrider.decoding.laws import Law
 from outrider.decoding.rows import TargetRows
 from outrider.decoding.rules.base import first_rows
 from outrider.decoding.sampling import inverse_cdf
 
-Laws: TypeAlias = Callable[[Tensor], Tensor]
-"""Target laws `[m, V]` at some places of the rows in hand."""
-
 Rank: TypeAlias = int | Tensor
 """One rank for all rows in hand, or one per row `[n]`."""
 
-_MOST_LEFT = 0.5
+MOST_LEFT = 0.5
 """While more of a law is left than this, one minus what was taken is as good as the sum."""
 # A c beyond the first is multiplied in two steps, for float32's sake; one beyond the second is met
 # with a chance below its inverse.
-_STEEP, _MOST = 1e30, 1e60
+STEEP, MOST = 1e30, 1e60
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +84,14 @@ class Residuals:
         p_nW = probs_nV.gather(1, self.tokens_RW[at_n]).double()
         return Family(self, at_n, p_nW, p_nW, torch.zeros_like(p_nW), torch.ones_like(p_nW[:, 0]))
 
-    def offers(self, at_n: Tensor, k_n: Tensor) -> Tensor:
-        """Whether each row has a child of rank k."""
-        return (self.rows_RW[at_n, k_n.clamp(max=self.width - 1)] > 0) & (k_n < self.width)
-
     def draw(self, at_B: Tensor, uniform_B: Tensor) -> Tensor:
         """One token from the residual of each of B rows."""
         probs_BV = self.target.probs(at_B)
         weights_BV = self.family(at_B).spread(probs_BV)
         drawn_B = inverse_cdf(weights_BV, uniform_B)
-        void_B = ~(weights_BV.gather(1, drawn_B[:, None]).squeeze(1) > 0)
         # Only rounding refuses a sure token: what is added then follows the target.
-        some = host.some(void_B)
-        if len(some):
-            own = inverse_cdf(probs_BV[some], uniform_B.to(some.device)[some])
-            drawn_B[some] = torch.where(void_B[some], own, drawn_B[some])
-        return drawn_B
+        void_B = ~(weights_BV.gather(1, drawn_B[:, None]).squeeze(1) > 0)
+        return torch.where(void_B, inverse_cdf(probs_BV, uniform_B), drawn_B)
 
 
 class Family:
@@ -144,13 +133,13 @@ class Family:
         owed_n, own_n = _column(self._owed_nW, k), _column(self._own_nW, k)
         return self.share_n * owed_n * self._left_n, self._mass_n * own_n
 
-    def refuse(self, k: Rank, which: Refused, laws: Laws) -> None:
+    def refuse(self, k: Rank, which: Refused, probs_nV: Tensor) -> None:
         """Takes the law of child k, whose ratio was asked last, out of what its row owes.
 
         Args:
             k: the rank.
             which: where it was refused indeed, and where what follows must be known.
-            laws: the target's laws of places among the rows.
+            probs_nV: the target's laws.
         """
         mass_n, share_n, owed_nW, refused_n = (
             self._mass_n,
@@ -164,17 +153,13 @@ class Family:
             sampled_n = refused_n & (_column(self._kinds_nW, k) != Kind.POINT)
             room_n = share_n * self._left_n
             # Nothing is taken where nothing is left: R stays.
-            step_n = torch.where(sampled_n & (room_n > 0), mass_n / room_n, 0).clamp(max=_MOST)
+            step_n = torch.where(sampled_n & (room_n > 0), mass_n / room_n, 0).clamp(max=MOST)
             cut_nW = (owed_nW - step_n[:, None] * self._own_nW).clamp(min=0)
             left_nW = torch.where(sampled_n[:, None], cut_nW, left_nW)
             slot_n1 = self._slots(k)
             self._taken_nW = self._taken_nW.scatter_add(1, slot_n1, step_n[:, None])
             summed_n = which.wanted_n & sampled_n
-            some = host.some(summed_n)
-            if len(some):
-                less_n[some] = torch.where(
-                    summed_n[some], self._mass(left_nW, some, laws), less_n[some]
-                )
+            less_n = torch.where(summed_n, self._mass(left_nW, probs_nV), less_n)
         less_n = less_n.clamp(min=0)
         rest_n = torch.where(mass_n > 0, share_n * less_n / mass_n, 0)
         room_n = rest_n + (1 - share_n)
@@ -186,18 +171,7 @@ class Family:
 
     def spread(self, probs_nV: Tensor) -> Tensor:
         """The residuals written out, not normalised."""
-        everyone = torch.arange(len(self._at_n), device=self._at_n.device)
-        if self._whole.all_certain:
-            return self._with_tokens(everyone, probs_nV.clone())
-        touched = host.some((self._taken_nW > 0).any(1))
-        if len(touched) == len(everyone):
-            return self._with_tokens(everyone, self._beyond(everyone, probs_nV))
-        out_nV = self._with_tokens(everyone, probs_nV.clone())
-        if len(touched):
-            rest = self._with_tokens(touched, self._beyond(touched, probs_nV[touched]))
-            out_nV = out_nV.to(rest.dtype)
-            out_nV[touched] = rest
-        return out_nV
+        return self._with_tokens(self._beyond(probs_nV))
 
     def _child_law(self, k: Rank) -> tuple[Tensor, Tensor]:
         """Child k's law at its siblings' tokens `[n, W]`, times the number beside it `[n]`."""
@@ -212,11 +186,8 @@ class Family:
             hit_nWW, first_nW, gone_nW = self._taken_before(k, kind_n)
             left_n = one_n - (own_nW * first_nW).sum(1)
             own_nW = own_nW.masked_fill(hit_nWW.any(2), 0)
-            some = host.some(left_n < _MOST_LEFT)
-            if len(some):
-                left_n[some] = _rest(
-                    law, base_n[some], tokens_nW[some], own_nW[some], gone_nW[some]
-                )
+            rest_n = _rest(law, base_n, tokens_nW, own_nW, gone_nW)
+            left_n = torch.where(left_n < MOST_LEFT, rest_n, left_n)
         if Kind.POINT not in self._whole.kinds:
             return own_nW, left_n
         point_n = kind_n == Kind.POINT
@@ -243,71 +214,61 @@ class Family:
         like_nW = (self._laws_nW == _column(self._laws_nW, k)[:, None]) & (self.rows_nW > 0)
         return like_nW.byte().argmax(1, keepdim=True)
 
-    def _mass(self, owed_nW: Tensor, some: Tensor, laws: Laws) -> Tensor:
-        """The mass of some residuals, what is owed at the children's tokens set right."""
+    def _mass(self, owed_nW: Tensor, probs_nV: Tensor) -> Tensor:
+        """The mass of the residuals, what is owed at the children's tokens set right."""
         law, whole = self._whole.law, self._whole
         assert law is not None
-        summed_m = torch.empty_like(self._mass_n[some])
-        for part in whole.target.parts(len(some)):
-            summed_m[part] = self._beyond(some[part], laws(some[part])).sum(1).double()
+        summed_n = torch.empty_like(self._mass_n)
+        for part in whole.target.parts(len(summed_n)):
+            summed_n[part] = self._beyond(probs_nV[part], part).sum(1).double()
         real_nW = self.rows_nW > 0
         first_nW = real_nW & ~(self._same() & real_nW[:, None, :] & whole.earlier_WW).any(2)
         plain_nW = self._p_nW
-        for j in self._used(some):
+        for j in range(whole.width):
             taken_n1 = self._taken_nW[:, j, None]
             at_nW = _at(law, self._laws_nW[:, j], self._tokens_nW)
             plain_nW = plain_nW - torch.where(taken_n1 > 0, taken_n1 * at_nW, 0)
-        return summed_m + (first_nW * (owed_nW - plain_nW.clamp(min=0))).sum(1)[some]
+        return summed_n + (first_nW * (owed_nW - plain_nW.clamp(min=0))).sum(1)
 
-    def _used(self, some: Tensor) -> list[int]:
-        """The siblings whose base laws were taken from any of some rows."""
-        if self._whole.all_certain:
-            return []
-        if not host.reads_free(some.device):
-            return list(range(self._whole.width))
-        return (self._taken_nW[some] > 0).any(0).nonzero().squeeze(1).tolist()
+    def _beyond(self, probs_mV: Tensor, part: slice = slice(None)) -> Tensor:
+        """`max(0, P - sum c_j q_j)`, the residual but for the children's tokens; a new tensor.
 
-    def _beyond(self, some: Tensor, probs_mV: Tensor) -> Tensor:
-        """`max(0, P - sum c_j q_j)`, the residual but for the children's tokens; a new tensor."""
+        Args:
+            probs_mV: the target's laws at some of the rows.
+            part: which of them.
+        """
         law, out_mV = self._whole.law, probs_mV
-        for j in self._used(some):
+        for j in () if self._whole.all_certain else range(self._whole.width):
             assert law is not None
-            rows_m, taken_m1 = self._laws_nW[some, j], self._taken_nW[some, j][:, None]
+            rows_m, taken_m1 = self._laws_nW[part, j], self._taken_nW[part, j][:, None]
             dtype = torch.promote_types(out_mV.dtype, law.probs.dtype)
-            base = law.probs.index_select(0, rows_m).to(dtype)
-            on_host = host.reads_free(some.device)
-            if not on_host or not (taken_m1 > 0).all():
-                # A law nobody drew from may hold anything.
-                base = torch.where(taken_m1 > 0, base, 0)
-            if not on_host or bool((taken_m1 > _STEEP).any()):
-                taken_m1 = taken_m1.sqrt()
-                base = base * taken_m1.to(dtype)
-            taken_m1 = taken_m1.to(dtype)
+            # A law nobody drew from may hold anything; a large c is multiplied in two steps.
+            base = torch.where(taken_m1 > 0, law.probs.index_select(0, rows_m).to(dtype), 0)
+            root_m1 = taken_m1.sqrt().to(dtype)
             if law.ids is None:
-                out_mV = torch.addcmul(out_mV.to(dtype), base, taken_m1, value=-1)
+                out_mV = torch.addcmul(out_mV.to(dtype), base * root_m1, root_m1, value=-1)
             else:
-                out_mV = out_mV.to(dtype).scatter_add(1, law.ids[rows_m], -taken_m1 * base)
-        return out_mV.clamp(min=0) if out_mV is probs_mV else out_mV.clamp_(min=0)
+                less_mM = -root_m1 * (base * root_m1)
+                out_mV = out_mV.to(dtype).scatter_add(1, law.ids[rows_m], less_mM)
+        return out_mV.clamp(min=0)
 
-    def _with_tokens(self, some: Tensor, weights_mV: Tensor) -> Tensor:
+    def _with_tokens(self, weights_nV: Tensor) -> Tensor:
         """Writes what is owed at the children's tokens."""
-        real_mW, tokens_mW = self.rows_nW[some] > 0, self._tokens_nW[some]
-        owed_mW = self._owed_nW[some]
+        real_nW, tokens_nW, owed_nW = self.rows_nW > 0, self._tokens_nW, self._owed_nW
         # A place without a child repeats the first child; without any, what stands is written.
-        tokens_mW = torch.where(real_mW, tokens_mW, tokens_mW[:, :1])
-        owed_mW = torch.where(real_mW, owed_mW, owed_mW[:, :1]).to(weights_mV.dtype)
-        owed_mW = torch.where(real_mW[:, :1], owed_mW, weights_mV.gather(1, tokens_mW))
-        return weights_mV.scatter_(1, tokens_mW, owed_mW)
+        tokens_nW = torch.where(real_nW, tokens_nW, tokens_nW[:, :1])
+        owed_nW = torch.where(real_nW, owed_nW, owed_nW[:, :1]).to(weights_nV.dtype)
+        owed_nW = torch.where(real_nW[:, :1], owed_nW, weights_nV.gather(1, tokens_nW))
+        return weights_nV.scatter_(1, tokens_nW, owed_nW)
 
 
-def first_kept(residuals: Residuals, tests_R: Tensor, at_n: Tensor, sought_n: Tensor) -> Tensor:
-    """Takes up rows and tests their children one after another with `u * law(x) < share * R(x)`.
+def first_kept(residuals: Residuals, tests_R: Tensor, at_n: Tensor) -> Tensor:
+    """Takes up rows and tests their children one after another with `u * law(x) < R(x)`.
 
     Args:
         residuals: the state of all rows.
         tests_R: uniforms by flat row.
         at_n: flat rows.
-        sought_n: rows whose share must be known where all their children are refused.
 
     Returns:
         The row, in its tree, of the first child kept; 0 where none is.
@@ -320,15 +281,12 @@ def first_kept(residuals: Residuals, tests_R: Tensor, at_n: Tensor, sought_n: Te
     kept_n = torch.zeros_like(at_n)
     for k in range(residuals.width):
         open_n = (kept_n == 0) & (rows_nW[:, k] > 0)
-        if host.reads_free(at_n.device) and not open_n.any():
-            break
         owed_n, own_n = family.ratio(k)
         passed_n = open_n & (tests_nW[:, k] * own_n < owed_n)
         kept_n = torch.where(passed_n, rows_nW[:, k], kept_n)
         refused_n = open_n & ~passed_n
         more_n = rows_nW[:, k + 1] > 0 if k + 1 < residuals.width else torch.zeros_like(open_n)
-        which = Refused(refused_n, refused_n & (sought_n | more_n))
-        family.refuse(k, which, lambda some: probs_nV.index_select(0, some))
+        family.refuse(k, Refused(refused_n, refused_n & more_n), probs_nV)
     family.save()
     return kept_n
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-from outrider.decoding import host
 from outrider.decoding.children import Drawing, TailThenTop, Without
 from outrider.decoding.draft import Draft, RoundNoise, Verdict
 from outrider.decoding.rows import TargetRows
-from outrider.decoding.rules.base import Rule, extra_uniforms, first_rows, test_uniforms
+from outrider.decoding.rules.base import Rule, first_rows, round_uniforms
 from outrider.decoding.rules.block import BlockRule
-from outrider.decoding.rules.residual import Family, Refused, Residuals, by_row, first_kept
+from outrider.decoding.rules.residual import Family, Refused, Residuals, by_row
+from outrider.decoding.rules.rowwise import Row, Trees
 from outrider.tree import TokenTree
 
 _BLOCK = BlockRule()
@@ -45,11 +47,13 @@ class TraversalRule(Rule):
             return _BLOCK.verify(draft, target, noise)
         self.check(draft)
         draft = draft.to(target.device)
-        tests_R = by_row(test_uniforms(noise, draft.tree.num_nodes), target)
+        tests_BN, extra_B = round_uniforms(noise, draft.tree.num_nodes, target.device)
+        if target.on_host:
+            trees = Trees(draft, target, tests_BN)
+            return trees.verdict(_tree_by_tree(trees), extra_B)
         residuals = Residuals(draft, target)
-        find = _by_turns if host.reads_free(target.device) else _at_once
-        row_B = find(residuals, draft.tree, target, tests_R)
-        token_B = residuals.draw(first_rows(target) + row_B, extra_uniforms(noise))
+        row_B = _at_once(residuals, draft.tree, target, by_row(tests_BN, target))
+        token_B = residuals.draw(first_rows(target) + row_B, extra_B)
         return _verdict(draft.tree, row_B, token_B)
 
 
@@ -61,77 +65,34 @@ class HybridTraversalRule(TraversalRule):
     drawing: Drawing = TailThenTop()
 
 
-def _by_turns(residuals: Residuals, tree: TokenTree, target: TargetRows, tests_R: Tensor) -> Tensor:
-    """The row each text stops at, found by walking.
+def _tree_by_tree(trees: Trees) -> Iterator[tuple[list[int], Row]]:
+    """The path to the row each text stops at, and that row."""
+    for root in trees.roots:
+        found = _stop(trees, Row(trees, root), [])
+        # The root is always kept.
+        assert found is not None
+        yield found
 
-    Every turn descends to a row without untried children, or to one whose children are all leaves
-    and tested on the spot, and tests it.
-    """
-    first_B = first_rows(target)
-    parents_R = torch.nn.functional.pad(tree.parents_BN, (1, 0)).flatten()
-    above_leaves_R = _above_leaves(tree)
-    tried_R = torch.zeros_like(parents_R)
-    stopped_B = torch.zeros_like(first_B)
 
-    def open_rows(at: Tensor, texts: Tensor) -> Tensor:
+def _stop(trees: Trees, row: Row, path: list[int]) -> tuple[list[int], Row] | None:
+    """Where the traversal stops at or below the row a path leads to; None where it goes on."""
+    test = trees.tests[path[-1]] if path else 0.0
+    for k, kid in enumerate(row.kids):
+        child = row.child(k)
+        owed, own = row.ratio(k, child)
+        if not trees.kids(kid):
+            if trees.tests[kid] * own < owed:
+                return [*path, kid], Row(trees, kid)
+        elif owed > 0:
+            # Where only the law is 0 (a drafter's rounding) any share of the target is more.
+            share = min(1.0, owed / own) if own > 0 else 1.0
+            found = _stop(trees, Row(trees, kid, share), [*path, kid])
+            if found is not None:
+                return found
         # The root is sure to be kept, and a node with u beyond its share now will not be.
-        return (at > first_B[texts]) & (tests_R[at] < residuals.share_R[at] * _ROUNDING)
-
-    texts, at = torch.arange(len(first_B), device=first_B.device), first_B
-    while len(texts):
-        at = _descend(residuals, target, tried_R, above_leaves_R, at)
-        row = at - first_B[texts]
-        found = torch.zeros_like(row)
-        leafy = (above_leaves_R[at] & (tried_R[at] == 0)).nonzero().squeeze(1)
-        if len(leafy):
-            fresh = at[leafy]
-            sought = open_rows(fresh, texts[leafy])
-            found[leafy] = first_kept(residuals, tests_R, fresh, sought)
-            tried_R[fresh] = residuals.width
-        passed = (row == 0) | (tests_R[at] < residuals.share_R[at])
-        stopping = (found > 0) | passed
-        stopped_B[texts[stopping]] = torch.where(found > 0, found, row)[stopping]
-        texts, at = texts[~stopping], at[~stopping]
-        if len(texts) == 0:
-            break
-        at = first_B[texts] + parents_R[at]
-        ranks = tried_R[at]
-        wanted = open_rows(at, texts) | residuals.offers(at, ranks + 1)
-        refused = torch.ones_like(wanted)
-        family = residuals.family(at)
-        family.ratio(ranks)
-        family.refuse(ranks, Refused(refused, wanted), lambda some, at=at: target.probs(at[some]))
-        family.save()
-        tried_R[at] = ranks + 1
-    return stopped_B
-
-
-def _above_leaves(tree: TokenTree) -> Tensor:
-    """Whether each row has children and no grandchildren, by flat row."""
-    children_BTW = tree.children()
-    inner_BT = children_BTW[:, :, 0] > 0
-    deep_BTW = inner_BT.gather(1, children_BTW.flatten(1)).view(children_BTW.shape)
-    return (inner_BT & ~(deep_BTW & (children_BTW > 0)).any(2)).flatten()
-
-
-def _descend(
-    residuals: Residuals, target: TargetRows, tried_R: Tensor, above_leaves_R: Tensor, at_n: Tensor
-) -> Tensor:
-    """Goes down by first untried children, giving shares; stays on rows above leaves."""
-    at_n, num_rows = at_n.clone(), target.shape[1]
-    moving = torch.arange(len(at_n), device=at_n.device)
-    while True:
-        at = at_n[moving]
-        moving = moving[residuals.offers(at, tried_R[at]) & ~above_leaves_R[at]]
-        if len(moving) == 0:
-            return at_n
-        at = at_n[moving]
-        fresh = at[tried_R[at] == 0]
-        if len(fresh):
-            residuals.fresh_family(fresh, target.probs(fresh)).save()
-        kids = at // num_rows * num_rows + residuals.rows_RW[at, tried_R[at]]
-        residuals.share_R[kids] = _share(residuals.family(at), tried_R[at])
-        at_n[moving] = kids
+        may_stop = bool(path) and test < row.share * _ROUNDING
+        row.refuse(k, child, may_stop or k + 1 < len(row.kids))
+    return (path, row) if not path or test < row.share else None
 
 
 def _share(family: Family, k_n: Tensor) -> Tensor:
@@ -154,7 +115,7 @@ def _at_once(residuals: Residuals, tree: TokenTree, target: TargetRows, tests_R:
         probs_BV, family = target.probs(at_B), residuals.family(at_B)
         family.enter_some(real_B & (ranks_B == 0), probs_BV)
         share_B = _share(family, ranks_B)
-        family.refuse(ranks_B, Refused(real_B, real_B), lambda some, probs=probs_BV: probs[some])
+        family.refuse(ranks_B, Refused(real_B, real_B), probs_BV)
         family.save()
         residuals.share_R[first_B + j + 1] = torch.where(real_B, share_B, 0)
     passed_BT = (tests_R < residuals.share_R).view(len(first_B), -1)
