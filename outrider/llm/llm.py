@@ -74,6 +74,7 @@ class How:
     depth: int | None
     rule: str | None
     drafter: str | None
+    tenant: str | None
     trace: bool
 
 
@@ -204,12 +205,13 @@ class LLM:
         depth: int | Sequence[int | None] | None = None,
         rule: str | Sequence[str | None] | None = None,
         drafter: str | Sequence[str | None] | None = None,
+        tenant: str | Sequence[str | None] | None = None,
         trace: bool = False,
     ) -> list[Completion]:
         """Continues prompts, given as text or token ids.
 
-        `sampling_params`, `depth`, `rule` and `drafter` are for all prompts, or a list of one per
-        prompt; None is the LLM's own.
+        `sampling_params`, `depth`, `rule`, `drafter` and `tenant` are for all prompts, or a list of
+        one per prompt; None is the LLM's own.
 
         Args:
             prompts: one prompt or several.
@@ -218,6 +220,8 @@ class LLM:
             rule: verification rule.
             drafter: who guesses: "none", a part of the LLM's own drafter, ngram, suffix, recycle,
                 or several as a+b; nothing that a model would have to be loaded for.
+            tenant: whose requests they are: `suffix` with a store drafts from earlier ones of the
+                same tenant alone, unless the store is shared.
             trace: note every round in the completions' `trace`.
 
         Returns:
@@ -232,7 +236,12 @@ class LLM:
         each = _each(sampling_params, len(several))
         said = [
             _per_prompt(name, value, len(several))
-            for name, value in (("depth", depth), ("rule", rule), ("drafter", drafter))
+            for name, value in (
+                ("depth", depth),
+                ("rule", rule),
+                ("drafter", drafter),
+                ("tenant", tenant),
+            )
         ]
         how = [How(*one, trace=trace) for one in zip(*said, strict=True)]
         requests = [
@@ -252,6 +261,7 @@ class LLM:
         depth: int | None = None,
         rule: str | None = None,
         drafter: str | None = None,
+        tenant: str | None = None,
         trace: bool = False,
     ) -> Iterator[Delta]:
         """Continues one prompt, round by round; `depth` and the others as in `generate`.
@@ -267,7 +277,7 @@ class LLM:
         (params,) = _each(sampling_params, 1)
         if params.n > 1:
             raise InvalidConfig(f"n={params.n}: a stream carries one text; use generate(...)")
-        (request,) = self._of(prompt, params, How(depth, rule, drafter, trace))
+        (request,) = self._of(prompt, params, How(depth, rule, drafter, tenant, trace))
         self._requests.check(request)
         return self._requests.stream(request)
 
@@ -279,7 +289,7 @@ class LLM:
     ) -> list[Completion]:
         """Answers a conversation through the model's chat template.
 
-        `how` is `depth`, `rule`, `drafter` and `trace`, as in `generate`.
+        `how` is `depth`, `rule`, `drafter`, `tenant` and `trace`, as in `generate`.
 
         Raises:
             InvalidConfig: a tokenizer without a chat template; and whatever `generate` raises.
@@ -297,7 +307,17 @@ class LLM:
         grammar = self._grammars.compiled(params)
         rule = self.rule if how.rule is None else how.rule
         return [
-            Request(tokens, params, sample, rule, how.depth, how.drafter, how.trace, grammar)
+            Request(
+                tokens,
+                params,
+                sample,
+                rule,
+                how.depth,
+                how.drafter,
+                how.trace,
+                grammar,
+                how.tenant,
+            )
             for sample in range(params.n)
         ]
 
