@@ -12,11 +12,14 @@ from typing import Any, cast
 import torch
 
 from outrider.config import (
+    SAMPLING,
+    SAMPLING_ALIASES,
     SamplingParams,
     as_tokens,
     check_flag,
     check_rule,
     check_whole,
+    known_options,
     nearest,
     shown,
 )
@@ -65,6 +68,16 @@ ALIASES = {
     "torch_dtype": "dtype",
 }
 """What others call the parameters of `LLM.load`."""
+
+CALL_ALIASES = SAMPLING_ALIASES | {
+    "k": "depth",
+    "num_assistant_tokens": "depth",
+    "num_speculative_tokens": "depth",
+}
+"""What others call the parameters of a call, and those of SamplingParams."""
+
+
+NOTE = "; SamplingParams(...) has those of the law and of the end of a text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +210,7 @@ class LLM:
         """Counts and stage times over everything made so far."""
         return self._requests.engine.metrics
 
+    @known_options(*SAMPLING, aliases=CALL_ALIASES, note=NOTE)
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -253,6 +267,7 @@ class LLM:
             self._requests.check(request)
         return self._requests.complete(requests)
 
+    @known_options(*SAMPLING, aliases=CALL_ALIASES, note=NOTE)
     def stream(
         self,
         prompt: Prompt,
