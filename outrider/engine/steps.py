@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Sequenced
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
@@ -62,12 +63,25 @@ class Stand(Generic[S_co]):
     paths: Paths
 
 
+@lru_cache(maxsize=64)
+def _ids(tokens: tuple[int, ...]) -> Tensor:
+    """Tokens as a tensor, which texts that ask for the same share."""
+    return torch.tensor(tokens)
+
+
+@lru_cache(maxsize=64)
+def _columns(pairs: tuple[tuple[int, float], ...]) -> tuple[Tensor, Tensor]:
+    """Tokens and numbers as tensors, likewise."""
+    tokens, values = zip(*pairs, strict=True)
+    return torch.tensor(tokens), torch.tensor(values, dtype=torch.float64)
+
+
 class Allowed(Step):
     """allowed_token_ids: nothing else may come."""
 
     def __init__(self, ids: tuple[int, ...]) -> None:
         self.alike = ids
-        self._ids_M = torch.tensor(ids)
+        self._ids_M = _ids(ids)
 
     @classmethod
     def apply(cls, rows_nV: Tensor, stands: Sequenced[Stand[Self]]) -> None:
@@ -140,8 +154,7 @@ class Bias(Step):
 
     def __init__(self, pairs: tuple[tuple[int, float], ...]) -> None:
         self.alike = pairs
-        self._ids_M = torch.tensor([token for token, _ in pairs])
-        self._bias_M = torch.tensor([value for _, value in pairs], dtype=torch.float64)
+        self._ids_M, self._bias_M = _columns(pairs)
 
     @classmethod
     def apply(cls, rows_nV: Tensor, stands: Sequenced[Stand[Self]]) -> None:

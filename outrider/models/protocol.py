@@ -243,4 +243,9 @@ class ProtocolTarget(Target):
 
 def _bits(mask: int) -> list[int]:
     """The bits set in a bitmask, ascending."""
-    return [i for i in range(64) if mask >> i & 1]
+    found: list[int] = []
+    mask %= 1 << 64
+    while mask:
+        found.append((mask & -mask).bit_length() - 1)
+        mask &= mask - 1
+    return found
