@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 import json
 import math
 import operator
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, cast, get_args
 
 from outrider.errors import InvalidConfig
 
@@ -17,6 +19,8 @@ MAX_SEED = 2**64
 GRAMMARS = ("json_schema", "regex", "grammar", "choice")
 """Fields that say which texts may come, of which a request has one at most."""
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Word: TypeAlias = str | tuple[int, ...]
 LogprobsMode = Literal["raw", "processed"]
 GrammarKind = Literal["json_schema", "regex", "grammar"]
@@ -32,6 +36,44 @@ def nearest(name: str, known: Iterable[str], aliases: Mapping[str, str] | None =
     other = (aliases or {}).get(name)
     close = difflib.get_close_matches(name, list(known), n=1) if other is None else [other]
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def known_options(
+    *others: str, aliases: Mapping[str, str] | None = None, note: str = ""
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A function whose arguments by name are looked at before Python refuses them.
+
+    Args:
+        others: names to suggest that are options of something else, which `note` names.
+        aliases: the names that others have for its own.
+        note: what to say beside a name that does not exist.
+
+    Raises:
+        InvalidConfig: from the function: an option it does not have, with its value and the
+            nearest one.
+    """
+
+    def wrap(function: Callable[P, R]) -> Callable[P, R]:
+        known = [
+            name
+            for name, one in inspect.signature(function).parameters.items()
+            if name != "self" and one.kind is not one.VAR_KEYWORD
+        ]
+        where = function.__qualname__.removesuffix(".__init__")
+
+        @functools.wraps(function)
+        def checked(*args: P.args, **options: P.kwargs) -> R:
+            for name, value in options.items():
+                if name not in known:
+                    raise InvalidConfig(
+                        f"{name}={shown(value)}: {where} has no such option; options are "
+                        f"{', '.join(known)}{note}" + nearest(name, (*known, *others), aliases)
+                    )
+            return function(*args, **options)
+
+        return checked
+
+    return wrap
 
 
 def check_whole(name: str, value: Any, least: int, most: int | None = None) -> None:
@@ -272,6 +314,30 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", _as_bias(self.logit_bias))
         object.__setattr__(self, "bad_words", _as_words(self.bad_words))
         object.__setattr__(self, "logits_processors", _as_processors(self.logits_processors))
+
+
+SAMPLING = tuple(SamplingParams.__dataclass_fields__)
+"""The names of SamplingParams' fields."""
+
+SAMPLING_ALIASES = {
+    "bad_words_ids": "bad_words",
+    "eos_token_id": "stop_token_ids",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "logits_processor": "logits_processors",
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "no_repeat_ngram_size": "no_repeat_ngram",
+    "num_return_sequences": "n",
+    "sequence_bias": "logit_bias",
+    "stop_strings": "stop",
+}
+"""What others call them."""
+
+# In place of a parameter of its own for every other name, which would hide the fields from editors.
+SamplingParams.__init__ = known_options(aliases=SAMPLING_ALIASES)(SamplingParams.__init__)
 
 
 def _as_bias(given: Any) -> tuple[tuple[int, float], ...]:

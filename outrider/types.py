@@ -57,6 +57,8 @@ class Request:
             that needs no model.
         trace: note every round (`RoundTrace`).
         grammar: the json_schema, regex, grammar or choice of `sampling`, compiled.
+        tenant: whose request it is: drafts come from earlier requests of the same tenant alone,
+            but where a store is shared. None is the drafter's own tenant.
     """
 
     prompt: tuple[int, ...]
@@ -67,6 +69,7 @@ class Request:
     drafter: str | None = None
     trace: bool = False
     grammar: Grammar | None = None
+    tenant: str | None = None
 
 
 @dataclass(slots=True)

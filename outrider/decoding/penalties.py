@@ -88,7 +88,10 @@ def last_of_words(words: Iterable[Sequence[int]], before: Sequence[int]) -> set[
     found: set[int] = set()
     for word in words:
         num = len(word) - 1
-        if num <= len(before) and tuple(before[len(before) - num :]) == tuple(word[:-1]):
+        # Most words fail at the token nearest to their end.
+        if num and (num > len(before) or before[-1] != word[num - 1]):
+            continue
+        if tuple(before[len(before) - num :]) == tuple(word[:-1]):
             found.add(word[-1])
     return found
 

@@ -77,7 +77,7 @@ class _Growth(Generic[Place]):
         return ordered(tokens, parents)
 
 
-def best_first(place: Place, successors: Successors[Place], budget: Budget) -> PointTree:
+def grow_likeliest(place: Place, successors: Successors[Place], budget: Budget) -> PointTree:
     """The tree of the likeliest paths from a place: a path's chance is the product along it."""
     return _Growth(successors, budget).grown(place)
 

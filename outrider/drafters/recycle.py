@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from outrider.config import check_whole
 from outrider.decoding import Draft
 from outrider.drafters.base import Drafter, RoundDraws
-from outrider.drafters.points import Budget, PointTree, best_first, ordered
+from outrider.drafters.points import Budget, PointTree, grow_likeliest, ordered
 from outrider.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -111,4 +111,4 @@ def rank_tree(width: int, budget: Budget) -> PointTree:
     at the first rank, wide at the root, as the paper's own tree is.
     """
     shares = [(rank, 0.5 / (rank + 1) ** 1.5, None) for rank in range(width)]
-    return best_first(None, lambda _: shares, budget)
+    return grow_likeliest(None, lambda _: shares, budget)

@@ -15,7 +15,7 @@ from outrider.config import check_between, check_whole
 from outrider.decoding import Draft
 from outrider.drafters.automaton import SuffixAutomaton
 from outrider.drafters.base import Drafter, RoundDraws
-from outrider.drafters.points import Budget, PointTree, best_first
+from outrider.drafters.points import Budget, PointTree, grow_likeliest
 from outrider.drafters.suffix_store import END, StoreReader, SuffixStore
 from outrider.sequence import Sequence
 
@@ -48,7 +48,7 @@ class Match:
 
     def tree(self, budget: Budget) -> PointTree:
         """The likeliest continuations by their counts."""
-        return best_first((self.state, self.length), self._successors, budget)
+        return grow_likeliest((self.state, self.length), self._successors, budget)
 
     def _successors(self, place: tuple[int, int]) -> list[tuple[int, float, tuple[int, int]]]:
         automaton, (state, length) = self.automaton, place
@@ -69,6 +69,7 @@ class _Text:
 
     def __init__(self, longest: int, store: SuffixStore | None) -> None:
         self.automaton = SuffixAutomaton(longest)
+        self.store = store
         self.reader = None if store is None else StoreReader(store)
 
     def match(self, tokens: list[int]) -> Match:
@@ -91,7 +92,8 @@ class SuffixDrafter(Drafter):
         min_prob: the least share of the occurrences that a drafted path may have.
         store: outputs of earlier requests to look in too, and where finished texts' outputs go;
             None = each text by itself.
-        tenant: whose texts these are: the store must be of the same tenant, or shared.
+        tenant: whose texts these are: the store must be of the same tenant, or shared. A request
+            that names another has a store of that tenant's own, `store.of(tenant)`.
 
     Raises:
         InvalidConfig: a value that cannot be meant, a store of another tenant.
@@ -115,7 +117,7 @@ class SuffixDrafter(Drafter):
         if store is not None:
             store.check_tenant(tenant)
         self.longest, self.spec_factor, self.min_prob = longest, spec_factor, min_prob
-        self.store = store
+        self.store, self.tenant = store, tenant
         self._texts: dict[int, _Text] = {}
 
     def propose(
@@ -142,7 +144,9 @@ class SuffixDrafter(Drafter):
     def _match(self, text: Sequence) -> Match:
         known = self._texts.get(text.key)
         if known is None:
-            known = self._texts[text.key] = _Text(self.longest, self.store)
+            tenant = text.request.tenant
+            store = self.store and self.store.of(self.tenant if tenant is None else tenant)
+            known = self._texts[text.key] = _Text(self.longest, store)
         return known.match(text.tokens)
 
     def _most(self, match: Match) -> int:
@@ -155,5 +159,5 @@ class SuffixDrafter(Drafter):
         """Forgets the text; the output of a finished one goes to the store."""
         known = self._texts.pop(text.key, None)
         whole = text.finish_reason is not None and text.error is None
-        if known is not None and self.store is not None and whole:
-            self.store.add(text.tokens[text.num_prompt :])
+        if known is not None and known.store is not None and whole:
+            known.store.add(text.tokens[text.num_prompt :])

@@ -1,4 +1,4 @@
-"""Earlier requests' outputs to draft from: bounded, of one tenant, saved for their owner alone.
+"""Earlier requests' outputs to draft from: bounded, apart by tenant, saved for their owner alone.
 
 Requests stand in a few segments, each with an automaton of its own; where the store is full the
 oldest segment goes. A file holds tokens alone: automata are built again from them.
@@ -27,6 +27,9 @@ END = 1 << 40
 
 SEGMENTS = 4
 """A store's share that is forgotten at once is about one in so many."""
+
+MAX_OTHERS = 100
+"""Other tenants whose stores are kept beside one's own."""
 
 VERSION = 1
 FIELDS = ("version", "tenant", "shared", "limits", "lengths", "tokens")
@@ -59,7 +62,7 @@ class SuffixStore:
             quarter of the store at a time.
         longest: tokens of the longest match.
         tenant: whose requests these are; drafters of another tenant are refused.
-        shared: let drafters of every tenant read and add.
+        shared: let drafters and requests of every tenant read and add.
 
     Raises:
         InvalidConfig: a value that cannot be meant.
@@ -87,6 +90,30 @@ class SuffixStore:
         self.tenant, self.shared = tenant, shared
         self.lock = threading.RLock()
         self._segments: list[Segment] = []
+        self._others: dict[str, SuffixStore] = {}
+
+    def of(self, tenant: str) -> SuffixStore:
+        """The store of a tenant's requests: this one where it is theirs, or shared.
+
+        Another is made when it is first asked for, with the same bounds and lock; of more than
+        `MAX_OTHERS` the one not asked for longest is forgotten.
+        """
+        if tenant == self.tenant or self.shared:
+            return self
+        with self.lock:
+            store = self._others.pop(tenant, None)
+            if store is None:
+                store = SuffixStore(
+                    max_requests=self.max_requests,
+                    max_tokens=self.max_tokens,
+                    longest=self.longest,
+                    tenant=tenant,
+                )
+                store.lock = self.lock
+            self._others[tenant] = store
+            if len(self._others) > MAX_OTHERS:
+                del self._others[next(iter(self._others))]
+        return store
 
     def check_tenant(self, tenant: str) -> None:
         """Raises InvalidConfig where the store is another tenant's and not shared."""
@@ -141,9 +168,10 @@ class SuffixStore:
                 start += length
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Forgets everything, other tenants' requests too."""
         with self.lock:
             self._segments = []
+            self._others = {}
 
     def save(self, path: str | Path) -> None:
         """Writes a file that its owner alone can read, whole or not at all."""

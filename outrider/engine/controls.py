@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Sequenced
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from outrider.decoding import processed_probs
 from outrider.engine.places import Places
-from outrider.engine.steps import Step, steps_of
+from outrider.engine.steps import ORDER, Stand, Step, steps_of
 from outrider.sequence import Sequence
 
 
@@ -46,13 +47,18 @@ class Controls:
             return logits_RV
         dtype = torch.float64 if logits_RV.dtype == torch.float64 else torch.float32
         out_RV = logits_RV.to(dtype, copy=True)
+        placed: dict[type[Step], list[_Placed]] = {}
         for owner, rows in places.runs():
             if owner not in self._guided:
                 continue
             text = self.texts[owner]
             for step in _following(text):
                 if step.acts(text):
-                    step.apply(out_RV[rows], text, places.paths[rows])
+                    stand = Stand(step, text, places.paths[rows])
+                    placed.setdefault(type(step), []).append((rows, stand))
+        for kind in ORDER:
+            for rows, stands in _together(placed.get(kind, ())):
+                kind.apply(out_RV[rows], stands)
         return out_RV
 
     def probs(self, adjusted_RV: Tensor, owners: Sequenced[int]) -> Tensor:
@@ -86,3 +92,20 @@ def _following(text: Sequence) -> tuple[Step, ...]:
         step.follow(text)
     text.steps = steps
     return steps
+
+
+_Placed = tuple[slice, Stand[Step]]
+
+
+def _together(placed: Iterable[_Placed]) -> Iterator[tuple[slice, list[Stand[Step]]]]:
+    """Runs of rows whose steps, of one class, are alike."""
+    first, last, stands = 0, 0, list[Stand[Step]]()
+    for rows, stand in placed:
+        if stands and (rows.start != last or stand.step.alike != stands[0].step.alike):
+            yield slice(first, last), stands
+            stands = []
+        first = first if stands else rows.start
+        last = rows.stop
+        stands.append(stand)
+    if stands:
+        yield slice(first, last), stands

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Sequenced
 from dataclasses import replace
 from typing import Any
 
-from outrider.config import as_tokens
+from outrider.config import SAMPLING, as_tokens, known_options
 from outrider.drafters.base import Drafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.none import NoDrafter
@@ -19,6 +19,8 @@ from outrider.errors import InvalidConfig, VocabularyMismatch
 from outrider.models.base import Target
 from outrider.models.protocol import DraftModel, ProtocolTarget, Rng, TargetModel
 from outrider.types import Request, SpeculativeMetrics
+
+NOTE = "; the configuration's sampling=SamplingParams(...) has the others"
 
 
 def as_target(model: Target | TargetModel) -> Target:
@@ -112,6 +114,7 @@ class SpeculativeDecoder:
         """Starts the counts anew; the cost ratio stays."""
         self._requests.engine.metrics = SpeculativeMetrics(cost_ratio=self.config.cost_ratio)
 
+    @known_options(*SAMPLING, note=NOTE)
     def generate(
         self,
         prefix: Sequenced[int],
@@ -138,6 +141,7 @@ class SpeculativeDecoder:
             seed = int(rng.uniform() * 2**32) << 32 | int(rng.uniform() * 2**32)
         return self.generate_batch([prefix], max_tokens, seed=seed)[0]
 
+    @known_options(*SAMPLING, note=NOTE)
     def generate_batch(
         self,
         prefixes: Sequenced[Sequenced[int]],

@@ -75,6 +75,7 @@ class Scores:
         self._logits_RV = logits_RV
         self._tree = draft.tree
         self._usable_R = check_logits(logits_RV)
+        self._sound = False
         self._counts = [count + 1 for count in draft.tree.counts_B.tolist()]
         self._owners = [b for b, count in enumerate(self._counts) for _ in range(count)]
 
@@ -85,7 +86,8 @@ class Scores:
             rows_RV = group.controls.adjusted(rows_RV, Places.of(self._tree))
             # A row whose only mass was on tokens that may not come is no law either.
             self._usable_R.logical_and_(check_logits(rows_RV))
-        if not self._usable_R.all():
+        self._sound = bool(self._usable_R.all())
+        if not self._sound:
             rows_RV = rows_RV.masked_fill(~self._usable_R[:, None], 0.0)
         if not group.rule.needs_probs:
             return TargetLaws(_padded(rows_RV, self._counts))
@@ -101,6 +103,8 @@ class Scores:
 
     def broken(self, text: int, path: Sequenced[int]) -> NonFinite | None:
         """The error of a text whose walk met a row that is no law."""
+        if self._sound:
+            return None
         start = sum(self._counts[:text])
         walked = self._usable_R[[start, *(start + row for row in path)]]
         if walked.all():

@@ -132,6 +132,8 @@ class Requests:
                 f"drafter='none' and depth={request.depth!r} contradict each other; give one"
             )
         check_flag("trace", request.trace)
+        if request.tenant is not None and not isinstance(request.tenant, str):
+            raise InvalidConfig(f"tenant={request.tenant!r}: text is due, or None")
         _check_grammar(request)
         self._rule(request)
 

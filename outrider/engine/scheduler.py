@@ -61,6 +61,8 @@ class Scheduler:
         if block is None or text.handle is not None:
             return False
         tokens = text.tokens[:-1]
+        if len(tokens) < block:
+            return False
         return any(
             _num_common(tokens, other.tokens, block) > self.target.length(other.handle)
             for other in self.active

@@ -5,13 +5,30 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from outrider.config import SamplingParams, check_between, check_flag, check_rule, check_whole
+from outrider.config import (
+    SAMPLING,
+    SamplingParams,
+    check_between,
+    check_flag,
+    check_rule,
+    check_whole,
+    known_options,
+)
 from outrider.decoding import RULES, rule_named
 from outrider.errors import InvalidConfig
 from outrider.tree import MAX_NODES, TreeBudget
 
 DEFAULT_TREE_RULE = "hybrid-traversal"
 """What verifies trees where neither a rule nor a seed is asked for: docs/trees.md says why."""
+
+ALIASES = {
+    "depth": "k",
+    "eos_token_id": "eos_token",
+    "num_assistant_tokens": "k",
+    "num_speculative_tokens": "k",
+    "sampling_params": "sampling",
+}
+"""What others call the fields of SpeculativeDecoderConfig."""
 
 MAX_EXPANDED = 56
 """Tokens of one tree that a drafter can read beside what its text has pending."""
@@ -137,3 +154,8 @@ class SpeculativeDecoderConfig:
     def with_cost_ratio(self, cost_ratio: float) -> SpeculativeDecoderConfig:
         """The same configuration with another draft-to-target cost ratio."""
         return replace(self, cost_ratio=cost_ratio)
+
+
+SpeculativeDecoderConfig.__init__ = known_options(
+    *SAMPLING, aliases=ALIASES, note="; sampling=SamplingParams(...) has the others"
+)(SpeculativeDecoderConfig.__init__)

@@ -1,16 +1,23 @@
-"""Steps: what each sampling control does to the rows of one text, given the paths to them.
+"""Steps: what each sampling control does to the rows of a text, given the paths to them.
 
 A step may keep count of its text; it reads what the text has gained since it was asked last, and
-never the whole text again.
+never the whole text again. Steps of several texts are applied together where they are alike: a few
+calls for a batch instead of a few for each of its texts.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Sequenced
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.config import LogitsProcessor, SamplingParams
@@ -21,10 +28,15 @@ from outrider.sequence import Sequence
 from outrider.types import Guide
 
 Paths = Sequenced[Sequenced[int]]
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float32]
 
 
 class Step(ABC):
     """One control of one text."""
+
+    alike: Hashable = None
+    """Steps of a class are applied together where theirs are equal."""
 
     def acts(self, text: Sequence) -> bool:
         """Whether rows after this text, or after tokens drafted from there, may be changed."""
@@ -33,20 +45,48 @@ class Step(ABC):
     def follow(self, text: Sequence) -> None:
         """Reads what the text has gained."""
 
+    @classmethod
     @abstractmethod
-    def apply(self, rows_nV: Tensor, text: Sequence, paths: Paths) -> None:
-        """Changes rows in place; row r stands after the text and the drafted tokens `paths[r]`."""
+    def apply(cls, rows_nV: Tensor, stands: Sequenced[Stand[Any]]) -> None:
+        """Changes the rows of some texts, one text after another, in place."""
+
+
+S_co = TypeVar("S_co", bound=Step, covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Stand(Generic[S_co]):
+    """A step and where its rows stand: row r after the text and the drafted tokens `paths[r]`."""
+
+    step: S_co
+    text: Sequence
+    paths: Paths
+
+
+@lru_cache(maxsize=64)
+def _ids(tokens: tuple[int, ...]) -> Tensor:
+    """Tokens as a tensor, which texts that ask for the same share."""
+    return torch.tensor(tokens)
+
+
+@lru_cache(maxsize=64)
+def _columns(pairs: tuple[tuple[int, float], ...]) -> tuple[Tensor, Tensor]:
+    """Tokens and numbers as tensors, likewise."""
+    tokens, values = zip(*pairs, strict=True)
+    return torch.tensor(tokens), torch.tensor(values, dtype=torch.float64)
 
 
 class Allowed(Step):
     """allowed_token_ids: nothing else may come."""
 
-    def __init__(self, ids: Sequenced[int]) -> None:
-        self._ids_M = torch.tensor(ids)
+    def __init__(self, ids: tuple[int, ...]) -> None:
+        self.alike = ids
+        self._ids_M = _ids(ids)
 
-    def apply(self, rows_nV: Tensor, text: Sequence, paths: Paths) -> None:
+    @classmethod
+    def apply(cls, rows_nV: Tensor, stands: Sequenced[Stand[Self]]) -> None:
         """The same tokens at every row."""
-        penalties.allow(rows_nV, self._ids_M.to(rows_nV.device))
+        penalties.allow(rows_nV, stands[0].step._ids_M.to(rows_nV.device))
 
 
 class BadWords(Step):
@@ -56,11 +96,16 @@ class BadWords(Step):
         self._words = words
         self._reach = max(map(len, words)) - 1
 
-    def apply(self, rows_nV: Tensor, text: Sequence, paths: Paths) -> None:
-        """No more of the text is looked at than the longest word is long."""
+    @classmethod
+    def apply(cls, rows_nV: Tensor, stands: Sequenced[Stand[Self]]) -> None:
+        """No more of a text is looked at than its longest word is long."""
+        penalties.forbid(
+            rows_nV, [ends for one in stands for ends in one.step._ends(one.text, one.paths)]
+        )
+
+    def _ends(self, text: Sequence, paths: Paths) -> Iterable[set[int]]:
         tail = text.tokens[max(0, len(text.tokens) - self._reach) :]
-        banned = [penalties.last_of_words(self._words, [*tail, *path]) for path in paths]
-        penalties.forbid(rows_nV, banned)
+        return (penalties.last_of_words(self._words, [*tail, *path]) for path in paths)
 
 
 class MinTokens(Step):
@@ -74,10 +119,17 @@ class MinTokens(Step):
         """Until the text itself is long enough."""
         return text.num_output < self._num
 
-    def apply(self, rows_nV: Tensor, text: Sequence, paths: Paths) -> None:
+    @classmethod
+    def apply(cls, rows_nV: Tensor, stands: Sequenced[Stand[Self]]) -> None:
         """Drafted tokens count."""
-        short = [text.num_output + len(path) < self._num for path in paths]
-        penalties.forbid(rows_nV, [self._ends if early else () for early in short])
+        penalties.forbid(
+            rows_nV,
+            [
+                one.step._ends if one.text.num_output + len(path) < one.step._num else ()
+                for one in stands
+                for path in one.paths
+            ],
+        )
 
 
 class Guided(Step):
@@ -90,32 +142,37 @@ class Guided(Step):
         """The grammar goes on with the text."""
         self._guide.follow(text.tokens)
 
-    def apply(self, rows_nV: Tensor, text: Sequence, paths: Paths) -> None:
-        """It goes along each path, and is back where it was for the next."""
-        bits_nM = torch.from_numpy(self._guide.allowed(paths)).to(rows_nV.device)
-        penalties.allow_bits(rows_nV, bits_nM)
+    @classmethod
+    def apply(cls, rows_nV: Tensor, stands: Sequenced[Stand[Self]]) -> None:
+        """Each goes along each path, and is back where it was for the next."""
+        bits_nM = np.concatenate([one.step._guide.allowed(one.paths) for one in stands])
+        penalties.allow_bits(rows_nV, torch.from_numpy(bits_nM).to(rows_nV.device))
 
 
 class Bias(Step):
     """logit_bias: numbers added to logits."""
 
-    def __init__(self, pairs: Sequenced[tuple[int, float]]) -> None:
-        self._ids_M = torch.tensor([token for token, _ in pairs])
-        self._bias_M = torch.tensor([value for _, value in pairs], dtype=torch.float64)
+    def __init__(self, pairs: tuple[tuple[int, float], ...]) -> None:
+        self.alike = pairs
+        self._ids_M, self._bias_M = _columns(pairs)
 
-    def apply(self, rows_nV: Tensor, text: Sequence, paths: Paths) -> None:
+    @classmethod
+    def apply(cls, rows_nV: Tensor, stands: Sequenced[Stand[Self]]) -> None:
         """The same numbers at every row."""
-        device = rows_nV.device
-        penalties.bias(rows_nV, self._ids_M.to(device), self._bias_M.to(device))
+        step, device = stands[0].step, rows_nV.device
+        penalties.bias(rows_nV, step._ids_M.to(device), step._bias_M.to(device))
 
 
 class Penalties(Step):
     """The repetition, presence and frequency penalties: distinct tokens and how often they came."""
 
     def __init__(self, params: SamplingParams, num_prompt: int) -> None:
-        self._repetition = params.repetition_penalty
-        self._presence = params.presence_penalty
-        self._frequency = params.frequency_penalty
+        self._strengths = (
+            params.repetition_penalty,
+            params.presence_penalty,
+            params.frequency_penalty,
+        )
+        self.alike = self._strengths
         self._num_prompt = num_prompt
         # The prompt matters to repetition alone.
         self._read = 0 if params.repetition_penalty != 1 else num_prompt
@@ -135,32 +192,54 @@ class Penalties(Step):
             self._counts[column] += position >= self._num_prompt
         self._read = len(text.tokens)
 
-    def apply(self, rows_nV: Tensor, text: Sequence, paths: Paths) -> None:
-        """Only the columns of tokens seen are read and written."""
-        known = len(self._columns)
-        drafted = sorted({t for path in paths for t in path if t not in self._columns})
-        ids = np.concatenate([self._ids[:known], np.array(drafted, np.int64)])
-        if not len(ids):
+    @classmethod
+    def apply(cls, rows_nV: Tensor, stands: Sequenced[Stand[Self]]) -> None:
+        """Only the places of tokens seen are read and written."""
+        tokens: list[IntArray] = []
+        counts: list[FloatArray] = []
+        num_known: list[int] = []
+        new: list[tuple[int, int, int]] = []
+        for one in stands:
+            known, count_nM, unknown = one.step._seen(one.paths)
+            new += [(len(num_known) + row, token, count) for row, token, count in unknown]
+            tokens += [known] * len(count_nM)
+            counts.append(count_nM.ravel())
+            num_known += [len(known)] * len(count_nM)
+        new_3E = np.array(new, np.int64).reshape(-1, 3).T
+        row_E = np.concatenate([np.repeat(np.arange(len(num_known)), num_known), new_3E[0]])
+        if not len(row_E):
             return
-        counts_nM = np.zeros((len(paths), len(ids)), np.float32)
-        counts_nM[:, :known] = self._counts[:known]
-        seen_nM = np.zeros(counts_nM.shape, np.bool_)
-        seen_nM[:, :known] = True
-        own = {token: known + i for i, token in enumerate(drafted)}
+        device = rows_nV.device
+        at_E = (
+            torch.from_numpy(row_E).to(device),
+            torch.from_numpy(np.concatenate([*tokens, new_3E[1]])).to(device),
+        )
+        count_E = torch.from_numpy(np.concatenate([*counts, new_3E[2].astype(np.float32)]))
+        seen_1E = torch.ones(1, len(row_E), dtype=torch.bool, device=device)
+        repetition, presence, frequency = stands[0].step._strengths
+        rows_nV[at_E] = penalties.penalised(
+            rows_nV[at_E][None],
+            seen_1E,
+            count_E[None].to(device),
+            repetition=repetition,
+            presence=presence,
+            frequency=frequency,
+        )[0]
+
+    def _seen(self, paths: Paths) -> tuple[IntArray, FloatArray, list[tuple[int, int, int]]]:
+        """Tokens seen in the text, their counts before each row, and rows' own as triples."""
+        known = len(self._columns)
+        count_nM = np.repeat(self._counts[None, :known], len(paths), axis=0)
+        unknown: Counter[tuple[int, int]] = Counter()
         for row, path in enumerate(paths):
             for token in path:
-                column = own[token] if token in own else self._columns[token]
-                counts_nM[row, column] += 1
-                seen_nM[row, column] = True
-        ids_M = torch.from_numpy(ids).to(rows_nV.device)
-        rows_nV[:, ids_M] = penalties.penalised(
-            rows_nV[:, ids_M],
-            torch.from_numpy(seen_nM).to(rows_nV.device),
-            torch.from_numpy(counts_nM).to(rows_nV.device),
-            repetition=self._repetition,
-            presence=self._presence,
-            frequency=self._frequency,
-        )
+                column = self._columns.get(token)
+                if column is None:
+                    unknown[row, token] += 1
+                else:
+                    count_nM[row, column] += 1
+        new = [(row, token, count) for (row, token), count in unknown.items()]
+        return self._ids[:known], count_nM, new
 
 
 class NoRepeat(Step):
@@ -179,10 +258,16 @@ class NoRepeat(Step):
             self._after.setdefault(before, set()).add(text.tokens[end])
         self._read = len(text.tokens)
 
-    def apply(self, rows_nV: Tensor, text: Sequence, paths: Paths) -> None:
-        """The text's n-grams are looked up, those that end in the path are read."""
+    @classmethod
+    def apply(cls, rows_nV: Tensor, stands: Sequenced[Stand[Self]]) -> None:
+        """A text's n-grams are looked up, those that end in a path are read."""
+        penalties.forbid(
+            rows_nV, [ends for one in stands for ends in one.step._ends(one.text, one.paths)]
+        )
+
+    def _ends(self, text: Sequence, paths: Paths) -> Iterable[set[int]]:
         tail = text.tokens[max(0, len(text.tokens) - self._size + 1) :]
-        penalties.forbid(rows_nV, [self._banned(tail, path) for path in paths])
+        return (self._banned(tail, path) for path in paths)
 
     def _banned(self, tail: list[int], path: Sequenced[int]) -> set[int]:
         before = [*tail, *path]
@@ -209,17 +294,19 @@ class Processors(Step):
         )
         self._read = len(text.tokens)
 
-    def apply(self, rows_nV: Tensor, text: Sequence, paths: Paths) -> None:
+    @classmethod
+    def apply(cls, rows_nV: Tensor, stands: Sequenced[Stand[Self]]) -> None:
         """Each sees the text up to its row, and a row of its own to write to.
 
         Raises:
             ModelError: a function that failed, or gave something else than a row.
         """
-        for row_V, path in zip(rows_nV, paths, strict=True):
+        places = ((one.step, path) for one in stands for path in one.paths)
+        for row_V, (step, path) in zip(rows_nV, places, strict=True):
             drafted = torch.tensor(path, dtype=torch.int64)
-            ids_1n = torch.cat([self._tokens[: self._read], drafted])[None].to(row_V.device)
+            ids_1n = torch.cat([step._tokens[: step._read], drafted])[None].to(row_V.device)
             scores_1V = row_V[None].clone()
-            for processor in self._processors:
+            for processor in step._processors:
                 scores_1V = _called(processor, ids_1n, scores_1V)
             row_V.copy_(scores_1V[0])
 
@@ -241,8 +328,21 @@ def _called(processor: LogitsProcessor, ids_1n: Tensor, scores_1V: Tensor) -> Te
     return made
 
 
+ORDER: tuple[type[Step], ...] = (
+    Allowed,
+    BadWords,
+    MinTokens,
+    Guided,
+    Bias,
+    Penalties,
+    NoRepeat,
+    Processors,
+)
+"""The order in which controls act, each on what those before it left."""
+
+
 def steps_of(text: Sequence) -> tuple[Step, ...]:
-    """The steps of a text's own controls, in the order in which they act."""
+    """The steps of a text's own controls, one of a class at most."""
     params = text.request.sampling
     steps: list[Step] = []
     if params.allowed_token_ids is not None:

@@ -12,11 +12,14 @@ from typing import Any, cast
 import torch
 
 from outrider.config import (
+    SAMPLING,
+    SAMPLING_ALIASES,
     SamplingParams,
     as_tokens,
     check_flag,
     check_rule,
     check_whole,
+    known_options,
     nearest,
     shown,
 )
@@ -67,6 +70,16 @@ ALIASES = {
 }
 """What others call the parameters of `LLM.load`."""
 
+CALL_ALIASES = SAMPLING_ALIASES | {
+    "k": "depth",
+    "num_assistant_tokens": "depth",
+    "num_speculative_tokens": "depth",
+}
+"""What others call the parameters of a call, and those of SamplingParams."""
+
+
+NOTE = "; SamplingParams(...) has those of the law and of the end of a text"
+
 
 @dataclass(frozen=True, slots=True)
 class How:
@@ -75,6 +88,7 @@ class How:
     depth: int | None
     rule: str | None
     drafter: str | None
+    tenant: str | None
     trace: bool
 
 
@@ -200,6 +214,7 @@ class LLM:
         """Counts and stage times over everything made so far."""
         return self._requests.engine.metrics
 
+    @known_options(*SAMPLING, aliases=CALL_ALIASES, note=NOTE)
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -208,12 +223,13 @@ class LLM:
         depth: int | Sequence[int | None] | None = None,
         rule: str | Sequence[str | None] | None = None,
         drafter: str | Sequence[str | None] | None = None,
+        tenant: str | Sequence[str | None] | None = None,
         trace: bool = False,
     ) -> list[Completion]:
         """Continues prompts, given as text or token ids.
 
-        `sampling_params`, `depth`, `rule` and `drafter` are for all prompts, or a list of one per
-        prompt; None is the LLM's own.
+        `sampling_params`, `depth`, `rule`, `drafter` and `tenant` are for all prompts, or a list of
+        one per prompt; None is the LLM's own.
 
         Args:
             prompts: one prompt or several.
@@ -222,6 +238,8 @@ class LLM:
             rule: verification rule.
             drafter: who guesses: "none", a part of the LLM's own drafter, ngram, suffix, recycle,
                 or several as a+b; nothing that a model would have to be loaded for.
+            tenant: whose requests they are: `suffix` with a store drafts from earlier ones of the
+                same tenant alone, unless the store is shared.
             trace: note every round in the completions' `trace`.
 
         Returns:
@@ -236,7 +254,12 @@ class LLM:
         each = _each(sampling_params, len(several))
         said = [
             _per_prompt(name, value, len(several))
-            for name, value in (("depth", depth), ("rule", rule), ("drafter", drafter))
+            for name, value in (
+                ("depth", depth),
+                ("rule", rule),
+                ("drafter", drafter),
+                ("tenant", tenant),
+            )
         ]
         how = [How(*one, trace=trace) for one in zip(*said, strict=True)]
         requests = [
@@ -248,6 +271,7 @@ class LLM:
             self._requests.check(request)
         return self._requests.complete(requests)
 
+    @known_options(*SAMPLING, aliases=CALL_ALIASES, note=NOTE)
     def stream(
         self,
         prompt: Prompt,
@@ -256,6 +280,7 @@ class LLM:
         depth: int | None = None,
         rule: str | None = None,
         drafter: str | None = None,
+        tenant: str | None = None,
         trace: bool = False,
     ) -> Iterator[Delta]:
         """Continues one prompt, round by round; `depth` and the others as in `generate`.
@@ -271,7 +296,7 @@ class LLM:
         (params,) = _each(sampling_params, 1)
         if params.n > 1:
             raise InvalidConfig(f"n={params.n}: a stream carries one text; use generate(...)")
-        (request,) = self._of(prompt, params, How(depth, rule, drafter, trace))
+        (request,) = self._of(prompt, params, How(depth, rule, drafter, tenant, trace))
         self._requests.check(request)
         return self._requests.stream(request)
 
@@ -283,7 +308,7 @@ class LLM:
     ) -> list[Completion]:
         """Answers a conversation through the model's chat template.
 
-        `how` is `depth`, `rule`, `drafter` and `trace`, as in `generate`.
+        `how` is `depth`, `rule`, `drafter`, `tenant` and `trace`, as in `generate`.
 
         Raises:
             InvalidConfig: a tokenizer without a chat template; and whatever `generate` raises.
@@ -301,7 +326,17 @@ class LLM:
         grammar = self._grammars.compiled(params)
         rule = self.rule if how.rule is None else how.rule
         return [
-            Request(tokens, params, sample, rule, how.depth, how.drafter, how.trace, grammar)
+            Request(
+                tokens,
+                params,
+                sample,
+                rule,
+                how.depth,
+                how.drafter,
+                how.trace,
+                grammar,
+                how.tenant,
+            )
             for sample in range(params.n)
         ]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import reprlib
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -160,8 +161,9 @@ class ProtocolTarget(Target):
         staged: list[tuple[_Text, list[int]]] = []
         for seq, count in zip(rows.seqs, rows.counts, strict=True):
             text, new = self._texts[seq], tokens[start : start + count]
-            first = next((row - start for row in wanted if start <= row < start + count), None)
-            if first is not None:
+            place = bisect_left(wanted, start)
+            if place < len(wanted) and wanted[place] < start + count:
+                first = wanted[place] - start
                 prefix = text.committed + text.staged + new[: first + 1]
                 out += self._verify(prefix, new[first + 1 :])
             staged.append((text, new))
@@ -213,8 +215,7 @@ class ProtocolTarget(Target):
                 f"{len(draft)} drafted tokens; one row more than tokens is due"
             )
         rows = [as_row(row, self.vocab_size) for row in scores]
-        for i, row in enumerate(rows):
-            mass = float(row.exp().sum())
+        for i, mass in enumerate(torch.stack(rows).exp().sum(-1).tolist()):
             # A row with NaN or +inf, or without mass, is refused by the engine, for its text alone.
             if math.isfinite(mass) and mass > 0 and abs(mass - 1) > MASS_TOLERANCE:
                 raise DegenerateDistribution(
@@ -242,4 +243,9 @@ class ProtocolTarget(Target):
 
 def _bits(mask: int) -> list[int]:
     """The bits set in a bitmask, ascending."""
-    return [i for i in range(64) if mask >> i & 1]
+    found: list[int] = []
+    mask %= 1 << 64
+    while mask:
+        found.append((mask & -mask).bit_length() - 1)
+        mask &= mask - 1
+    return found

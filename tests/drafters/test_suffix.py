@@ -11,10 +11,12 @@ import pytest
 from outrider import SamplingParams, SpeculativeDecoder, SpeculativeDecoderConfig
 from outrider.decoding import Draft
 from outrider.drafters import SuffixDrafter, SuffixStore
-from outrider.drafters.points import Budget, PointTree, best_first, merged, ordered
-from outrider.drafters.suffix_store import VERSION
+from outrider.drafters.points import Budget, PointTree, grow_likeliest, merged, ordered
+from outrider.drafters.suffix_store import MAX_OTHERS, VERSION
+from outrider.engine import Emitter, Engine, Requests
 from outrider.engine.draws import GroupDraws
 from outrider.errors import InvalidConfig
+from outrider.models.protocol import ProtocolTarget
 from outrider.sequence import Sequence
 from outrider.tree import TreeBudget
 from outrider.types import Request
@@ -111,13 +113,13 @@ def test_best_first_is_what_sorting_all_paths_gives() -> None:
     for _ in range(4):
         paths |= {(*p, t): c * s for p, c in paths.items() for t, s in shares if len(p) < 4}
     wanted = sorted((c for p, c in paths.items() if p), reverse=True)[:11]
-    grown = best_first((), lambda p: [(t, s, (*p, t)) for t, s in shares], Budget(11, 4))
+    grown = grow_likeliest((), lambda p: [(t, s, (*p, t)) for t, s in shares], Budget(11, 4))
     nodes: list[tuple[int, ...]] = [()]
     for token, parent in zip(grown.tokens, grown.parents, strict=True):
         nodes.append((*nodes[parent], token))
     assert sorted((paths[n] for n in nodes[1:]), reverse=True) == pytest.approx(wanted)
     assert grown.chain == [0, 0, 0, 0][: len(grown.chain)] and len(grown.chain) >= 3
-    least = best_first((), lambda p: [(t, s, (*p, t)) for t, s in shares], Budget(99, 9, 0.25))
+    least = grow_likeliest((), lambda p: [(t, s, (*p, t)) for t, s in shares], Budget(99, 9, 0.25))
     assert len(least.tokens) == sum(1 for p, c in paths.items() if p and c >= 0.25)
 
 
@@ -249,6 +251,48 @@ def test_tenants_never_see_each_others_texts(tmp_path) -> None:
     common = SuffixStore(tenant="a", shared=True)
     finish(SuffixDrafter(store=common, tenant="a"), [0, 5, 6, 7, 8], num_prompt=1)
     assert drafted(SuffixDrafter(store=common, tenant="b"), [5, 6]) == [7, 8]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_requests_of_one_batch_draft_from_their_own_tenant_alone(shared: bool) -> None:
+    """The same request of two tenants, one of whom has made it before; shared, both are helped."""
+    store = SuffixStore(shared=shared)
+    target = ProtocolTarget(markov(40, 3, seed=2))
+    engine = Engine(target, SuffixDrafter(store=store), Emitter(None))
+    requests = Requests(engine, depth=16, end_tokens=frozenset())
+    params = SamplingParams(seed=3, max_tokens=60)
+    asked = {who: Request((1, 2, 3), params, tenant=who) for who in ("anna", "bert", None)}
+    (alone,) = requests.complete([asked["anna"]])
+    again, other, own = requests.complete([asked["anna"], asked["bert"], asked[None]])
+    assert alone.token_ids == again.token_ids == other.token_ids == own.token_ids
+    assert again.stats.accepted > 40 > alone.stats.accepted
+    helped = again if shared else alone
+    assert other.stats.drafted == own.stats.drafted == helped.stats.drafted
+    assert store.num_requests == (4 if shared else 1)
+    assert store.of("bert").num_requests == (4 if shared else 1)
+
+
+def test_stores_of_other_tenants_are_bounded_and_forgotten() -> None:
+    store = SuffixStore(max_requests=7, max_tokens=70, longest=5)
+    first = store.of("0")
+    assert (first.max_requests, first.max_tokens, first.longest) == (7, 70, 5)
+    first.add([1, 2])
+    assert store.of("0") is first and store.of("") is store and store.num_requests == 0
+    for number in range(1, MAX_OTHERS):
+        store.of(str(number))
+    assert store.of("0") is first
+    store.of("one more")
+    assert store.of("0") is first, "the one not asked for longest goes"
+    store.clear()
+    assert store.of("0").num_requests == 0
+
+
+def test_a_tenant_is_text() -> None:
+    engine = Engine(ProtocolTarget(markov(5, 1, seed=2)), SuffixDrafter(), Emitter(None))
+    with pytest.raises(InvalidConfig, match="tenant=7: text is due"):
+        Requests(engine, depth=2, end_tokens=frozenset()).check(
+            Request((1,), SamplingParams(max_tokens=2), tenant=7)  # type: ignore[arg-type]
+        )
 
 
 def test_a_store_pays_and_changes_no_token() -> None:

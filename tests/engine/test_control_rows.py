@@ -89,6 +89,26 @@ def test_every_row_is_that_of_its_own_prefix(given: dict[str, Any], chain: bool)
             text.tokens += tokens(chance, chance.randint(1, 4))
 
 
+@pytest.mark.parametrize(
+    "own",
+    [
+        ({"logit_bias": {0: 2.0}}, {"logit_bias": {0: -1.0, 5: 1.0}}),
+        ({"repetition_penalty": 1.7}, {"repetition_penalty": 1.2, "presence_penalty": 0.5}),
+        ({"allowed_token_ids": [1, 2]}, {"allowed_token_ids": [4, 5, 6]}),
+    ],
+)
+def test_neighbours_keep_their_own_settings(own: tuple[dict[str, Any], ...]) -> None:
+    """What is applied together is what is alike."""
+    prompt, output = [1, 2, 8], [4, 2]
+    texts = [text_of(prompt, output, given) for given in own]
+    places = Places.of(TokenTree.of([[6, 0]] * 2, [[0, 1]] * 2))
+    rows = logits(6, 2)
+    adjusted = Controls(texts).adjusted(rows, places)
+    for at, (owner, path) in enumerate(zip(places.owners, places.paths, strict=True)):
+        wanted = row_after(rows[at], prompt, [*output, *path], own[owner])
+        torch.testing.assert_close(adjusted[at], wanted, rtol=1e-6, atol=1e-6)
+
+
 def test_the_rows_of_a_tree_know_their_paths() -> None:
     tree = TokenTree.of([[5, 6, 7, 8], [], [9]], [[0, 1, 0, 3], [], [0]])
     places = Places.of(tree)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -17,12 +16,12 @@ from transformers.generation.logits_process import (
 from outrider import SamplingParams, SpeculativeDecoder, SpeculativeDecoderConfig
 from outrider.drafters import ModelDrafter, NgramDrafter, NoDrafter
 from outrider.engine import Emitter, Engine, Requests
-from outrider.engine.places import Places
-from outrider.engine.settings import tree_budget
 from outrider.errors import InvalidConfig, ModelError, NonFinite, TokenOutOfRange
 from outrider.models.protocol import ProtocolTarget
 from outrider.models.tabular import MarkovModel
 from outrider.types import Request
+from tests.engine import control_laws
+from tests.engine.control_laws import BLIND, LAWS, RULE_OF, RULES
 from tests.engine.control_rows import AHEAD, COMBINATIONS, EACH, END, VOCAB, law_after
 from tests.engine.toys import blurred, markov
 
@@ -55,17 +54,6 @@ def length_of(given: dict[str, Any]) -> int:
     return 6 if given.get("no_repeat_ngram") == 1 else 14
 
 
-def blind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that do not know what was drafted before them."""
-    honest = Places.of
-
-    def forgetful(tree):
-        places = honest(tree)
-        return Places(places.owners, [()] * len(places.owners))
-
-    monkeypatch.setattr(Places, "of", forgetful)
-
-
 @pytest.mark.parametrize("given", CASES, ids=IDS)
 @pytest.mark.parametrize("kind", ["greedy", "coupled"])
 def test_the_tokens_are_those_of_plain_decoding(given: dict[str, Any], kind: str) -> None:
@@ -94,8 +82,7 @@ def texts(
     draft: Any, given: dict[str, Any], rule: str, count: int, length: int
 ) -> list[tuple[int, ...]]:
     """The first tokens of `count` texts, each with its own seed."""
-    trees = tree_budget(3, 3) if "traversal" in rule else None
-    engine = Engine(ProtocolTarget(TARGET), draft, Emitter(None), max_texts=500, trees=trees)
+    engine = Engine(ProtocolTarget(TARGET), draft, Emitter(None), max_texts=500)
     requests = Requests(engine, depth=3, end_tokens=frozenset({END}))
     asked = [
         Request((1, 2), SamplingParams(seed=s, max_tokens=length, **given), rule=rule)
@@ -111,79 +98,43 @@ def drafter() -> ModelDrafter:
 
 
 @pytest.mark.parametrize("name", AHEAD)
-def test_rows_blind_to_their_path_give_other_tokens(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_blind_to_their_path_give_other_tokens(name: str) -> None:
     """The negative control of the equality above."""
     plain = texts(NoDrafter(), EACH[name], "coupled", 60, 8)
     assert texts(drafter(), EACH[name], "coupled", 60, 8) == plain
-    blind(monkeypatch)
-    assert texts(NoDrafter(), EACH[name], "coupled", 60, 8) == plain
-    assert texts(drafter(), EACH[name], "coupled", 60, 8) != plain
+    with control_laws.blind():
+        assert texts(NoDrafter(), EACH[name], "coupled", 60, 8) == plain
+        assert texts(drafter(), EACH[name], "coupled", 60, 8) != plain
 
 
-RULES = ["block", "token", "hybrid-traversal"]
-"""In law; the last on trees."""
-LAWS = [COMBINATIONS[i] for i in (0, 3, 4, 14, 16, 17)]
+def fitted(given: dict[str, Any], rule: str, count: int) -> float:
+    """How often chance alone gives such counts of the first three tokens of eight."""
+    return control_laws.fit(control_laws.samples(given, rule, count), control_laws.due(given)).p
 
 
-def samples(given: dict[str, Any], rule: str, count: int) -> Counter[tuple[int, ...]]:
-    """The first three tokens; a fourth makes room for three drafted ones."""
-    return Counter(text[:3] for text in texts(drafter(), given, rule, count, 4))
-
-
-def due(given: dict[str, Any]) -> dict[tuple[int, ...], float]:
-    """The probability of every beginning of three tokens, fewer where the text ends."""
-    open_texts: dict[tuple[int, ...], float] = {(): 1.0}
-    closed: dict[tuple[int, ...], float] = {}
-    for _ in range(3):
-        grown: dict[tuple[int, ...], float] = {}
-        for text, mass in open_texts.items():
-            law = law_after(logits_after([1, 2, *text]), [1, 2], text, given).tolist()
-            for token, p in enumerate(law):
-                if p > 0:
-                    place = closed if token == END else grown
-                    place[(*text, token)] = mass * p
-        open_texts = grown
-    return closed | open_texts
-
-
-def chi_square(counts: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> float:
-    """The statistic's distance from its mean, in standard deviations; rare cells are pooled."""
-    total = sum(counts.values())
-    if not counts.keys() <= law.keys():
-        return float("inf")
-    cells = [(counts[text], total * p) for text, p in law.items()]
-    rare = [cell for cell in cells if cell[1] < 5]
-    cells = [cell for cell in cells if cell[1] >= 5]
-    if rare:
-        cells.append((sum(seen for seen, _ in rare), sum(want for _, want in rare)))
-    statistic = sum((seen - want) ** 2 / want for seen, want in cells)
-    return (statistic - (len(cells) - 1)) / (2 * (len(cells) - 1)) ** 0.5
-
-
-@pytest.mark.parametrize("given", LAWS, ids=range(len(LAWS)))
-def test_the_law_is_that_of_plain_decoding(given: dict[str, Any]) -> None:
-    rule = RULES[LAWS.index(given) % 3]
-    assert chi_square(samples(given, rule, 400), due(given)) < 4.5
+@pytest.mark.parametrize("number", LAWS)
+def test_the_law_is_that_of_plain_decoding(number: int) -> None:
+    """As many samples as a minute has room for; `scripts/prove controls` takes 200,000."""
+    assert fitted(LAWS[number], RULE_OF[number], 3_000) > 1e-4
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("given", LAWS, ids=range(len(LAWS)))
-def test_the_law_is_that_of_plain_decoding_at_full_counts(given: dict[str, Any], rule: str) -> None:
-    assert chi_square(samples(given, rule, 20_000), due(given)) < 4.5
+@pytest.mark.parametrize("number", LAWS)
+def test_the_law_is_that_of_plain_decoding_under_every_rule(number: int, rule: str) -> None:
+    assert fitted(LAWS[number], rule, 20_000) > 1e-4
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_rows_blind_to_their_path_have_another_law(
-    rule: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = {"presence_penalty": 2.0, "frequency_penalty": 2.0}
-    law = due(given)
-    assert chi_square(samples(given, rule, 800), law) < 4.5
-    blind(monkeypatch)
-    assert chi_square(samples(given, rule, 800), law) > 8
+def test_rows_blind_to_their_path_have_another_law(rule: str) -> None:
+    assert fitted(BLIND, rule, 3_000) > 1e-4
+    with control_laws.blind():
+        assert fitted(BLIND, rule, 3_000) < 1e-4
+
+
+def test_every_control_comes_in_the_laws() -> None:
+    named = {name for given in LAWS.values() for name in given}
+    assert named == {name for given in EACH.values() for name in given}
 
 
 def test_a_processor_of_transformers_is_used_as_it_is() -> None:

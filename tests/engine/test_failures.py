@@ -16,7 +16,7 @@ from outrider import (
     SpeculativeMetrics,
     TargetScores,
 )
-from outrider.drafters import Drafter, NgramDrafter, NoDrafter
+from outrider.drafters import Drafter, ModelDrafter, NgramDrafter, NoDrafter
 from outrider.engine import Emitter, Engine, Requests
 from outrider.errors import (
     DegenerateDistribution,
@@ -399,6 +399,33 @@ def test_what_was_settled_before_a_break_is_handed_out() -> None:
             served.engine.step()
         made = [[t for delta in text.outbox for t in delta.token_ids] for text in texts]
     assert made == decoder(None, TARGET).generate_batch([[1], [2]], 15, seed=2)
+
+
+class Stutters:
+    """A tokenizer of letters that fails once, at the `at`-th call."""
+
+    def __init__(self, at: int) -> None:
+        self._left = at
+
+    def decode(self, ids: list[int]) -> str:
+        self._left -= 1
+        if self._left == 0:
+            raise RuntimeError("once")
+        return "".join(chr(97 + token) for token in ids)
+
+
+def test_a_tokenizer_that_fails_in_the_middle_of_a_round_doubles_no_character() -> None:
+    target = markov(8, 1, seed=3)
+
+    def texts(fails_at: int) -> list[str]:
+        drafter = ModelDrafter(ProtocolTarget(blurred(target, 4, 0.2)))
+        engine = Engine(ProtocolTarget(target), drafter, Emitter(Stutters(fails_at)))
+        requests = Requests(engine, depth=3, end_tokens=frozenset())
+        asked = [Request((1,), SamplingParams(max_tokens=15, seed=n)) for n in range(2)]
+        return [one.text for one in requests.complete(asked)]
+
+    # The first two calls read the prompts.
+    assert all(texts(at) == texts(0) for at in range(3, 14))
 
 
 def test_conditional_rates_count_only_what_was_drafted() -> None:

@@ -14,7 +14,7 @@ from outrider.errors import InvalidConfig, UnsupportedModel
 from outrider.models import early_exit as module
 from outrider.models.base import Rows
 from outrider.models.early_exit import EarlyExit
-from outrider.models.exit_search import best_exit, search_exit
+from outrider.models.exit_search import ExitTrial, best_exit, search_exit
 from outrider.models.hf import HuggingFaceTarget
 from outrider.models.layer_gate import LayerGate
 from outrider.models.protocol import ProtocolTarget
@@ -286,6 +286,12 @@ def test_targets_that_cannot_be_run_in_parts_are_refused_by_name() -> None:
     target.model.model.layers = torch.nn.ModuleList([layers[0], layers[0], layers[0]])
     with pytest.raises(UnsupportedModel, match=r"no list that a forward calls in order"):
         EarlyExit(target, 1)
+
+
+def test_the_best_exit_is_the_fastest_and_of_equals_the_earliest() -> None:
+    trials = [ExitTrial(n, 0.2 * n, speedup) for n, speedup in enumerate((1.1, 1.4, 1.4, 0.9), 1)]
+    assert best_exit(trials).layers == 2
+    assert best_exit(trials[::-1]).layers == 3
 
 
 def test_the_search_finds_the_layer_behind_which_nothing_happens() -> None:
