@@ -185,15 +185,19 @@ def score(target: Target, group: Group, draft: Draft, chunk: int) -> Scores:
     tokens_BN, counts = tree.tokens_BN.tolist(), tree.counts_B.tolist()
     handles: list[int] = []
     pieces: list[list[int]] = []
+    chunks: list[dict[int, list[int]]] = []
     for text, nodes, count in zip(group.texts, tokens_BN, counts, strict=True):
         assert text.handle is not None
         pending = text.tokens[target.length(text.handle) :]
         ahead = (len(pending) - 1) // at_once * at_once
-        for start in range(0, ahead, chunk):
-            piece = pending[start : min(ahead, start + chunk)]
-            target.read(text.handle, piece)
+        for i, start in enumerate(range(0, ahead, chunk)):
+            if i == len(chunks):
+                chunks.append({})
+            chunks[i][text.handle] = pending[start : min(ahead, start + chunk)]
         handles.append(text.handle)
         pieces.append(pending[ahead:] + nodes[:count])
+    for together in chunks:
+        target.read_all(together)
     ancestors_R = None if tree.is_chain else _ancestors(tree)
     rows = _rows(handles, pieces, [count + 1 for count in counts], ancestors_R)
     return Scores(target.score(rows), draft)

@@ -8,7 +8,7 @@ models are one class.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -106,9 +106,15 @@ class Target(ABC):
 
     def read(self, seq: int, tokens: Sequence[int]) -> None:
         """Make `tokens` part of the sequence, its logits not being asked for: part of a prompt."""
-        none = torch.empty(0, dtype=torch.int64)
-        self.score(Rows((seq,), (len(tokens),), torch.tensor(tokens), None, none))
-        self.commit(seq, len(tokens))
+        self.read_all({seq: tokens})
+
+    def read_all(self, pieces: Mapping[int, Sequence[int]]) -> None:
+        """Make tokens part of each of some sequences, in one pass."""
+        tokens = torch.tensor([token for piece in pieces.values() for token in piece])
+        counts = tuple(map(len, pieces.values()))
+        self.score(Rows(tuple(pieces), counts, tokens, None, torch.empty(0, dtype=torch.int64)))
+        for seq, count in zip(pieces, counts, strict=True):
+            self.commit(seq, count)
 
     @abstractmethod
     def close(self, seq: int) -> None:

@@ -7,7 +7,7 @@ first, and lie where the target's always lie: there is no second cache.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -266,11 +266,11 @@ class EarlyExit(Target):
         self._drafted.pop(seq, None)
         self.target.discard(seq)
 
-    def read(self, seq: int, tokens: Sequence[int]) -> None:
-        """Make `tokens` part of the sequence; what was drafted after it is forgotten."""
-        if seq in self._drafted:
+    def read_all(self, pieces: Mapping[int, Sequence[int]]) -> None:
+        """Make tokens part of some sequences; what was drafted after these is forgotten."""
+        for seq in self._drafted.keys() & pieces.keys():
             self.discard(seq)
-        self.target.read(seq, tokens)
+        self.target.read_all(pieces)
 
     def close(self, seq: int) -> None:
         """Give back the sequence's memory."""

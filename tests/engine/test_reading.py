@@ -7,6 +7,7 @@ import pytest
 from outrider import SamplingParams
 from outrider.drafters import Drafter, ModelDrafter, NoDrafter
 from outrider.engine import Emitter, Engine, Requests
+from outrider.engine.settings import tree_budget
 from outrider.errors import OutOfMemory
 from outrider.models.protocol import ProtocolTarget
 from outrider.types import Request
@@ -19,12 +20,13 @@ LONG = tuple(i * i % 5 for i in range(2048))
 
 
 class Counting(ProtocolTarget):
-    """Counts the rows it reads."""
+    """Counts the rows it reads, and its passes."""
 
-    rows = 0
+    rows = passes = 0
 
     def score(self, rows):
         self.rows += len(rows.tokens_R)
+        self.passes += 1
         return super().score(rows)
 
 
@@ -178,3 +180,28 @@ def test_after_an_idle_moment_as_many_are_served_as_before() -> None:
     assert requests.engine._scheduler.limit == 1
     requests.complete(prompts)
     assert requests.engine._scheduler.limit == 64
+
+
+def test_where_trees_are_drafted_many_prompts_are_read_in_one_pass() -> None:
+    """A tree hangs from a text's last token: all before it goes first, of all texts at once."""
+    target = Counting(TARGET)
+    engine = Engine(
+        target,
+        ModelDrafter(ProtocolTarget(DRAFT)),
+        Emitter(None),
+        chunk=CHUNK,
+        trees=tree_budget(DEPTH, 2, 5),
+    )
+    requests = Requests(engine, depth=DEPTH, end_tokens=frozenset())
+    lengths = [30, 2, 17, 45, 1]
+    prompts = [
+        Request(LONG[:n], SamplingParams(max_tokens=20, seed=i)) for i, n in enumerate(lengths)
+    ]
+    with requests.running(prompts) as texts:
+        requests.engine.step()
+        assert target.passes == 2
+        while not requests.engine.settled(texts):
+            requests.engine.step()
+        made = [text.tokens[text.num_prompt :] for text in texts]
+    plain = decoder(None, TARGET)
+    assert made == [plain.generate(LONG[:n], 20, seed=i) for i, n in enumerate(lengths)]
