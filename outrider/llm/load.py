@@ -72,7 +72,7 @@ class Placement:
         check_flag("share_prefixes", self.share_prefixes)
         if self.pack is not None:
             check_flag("pack", self.pack)
-        if self.compile not in ("auto", True, False):
+        if not isinstance(self.compile, bool) and self.compile != "auto":
             raise InvalidConfig(f"compile={shown(self.compile)}: True, False or 'auto' is due")
         if self.compile is True and self.strict:
             raise InvalidConfig(NOT_STRICT)

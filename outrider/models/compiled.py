@@ -17,7 +17,9 @@ import os
 import stat
 import sys
 import tempfile
+import threading
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -28,22 +30,26 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.export.pt2_archive._package import AOTICompiledModel
 from transformers import PreTrainedModel
 
 from outrider.errors import ModelError, UnsupportedModel
 from outrider.models.attention_op import Forward, Options, current, running
 from outrider.models.doors import Door, InterfaceDoor
-from outrider.models.packing import FusedLinear, OwnLinear
+from outrider.models.packing import FusedLinear, OwnLinear, arrangement_of
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int64
 
-FORMAT = 1
+FORMAT = 2
 """Counts up when what is traced changes, so that older packages are not found."""
 PACKAGE, CONSTANTS = "forward.pt2", "constants.safetensors"
 MOST_ROWS = 1 << 20
+# Tracing and compiling change what is global in torch.
+_building = threading.Lock()
 
 _linears: ContextVar[Sequence[nn.Module]] = ContextVar("outrider_linears")
+_failures: ContextVar[list[BaseException]] = ContextVar("outrider_failures")
 _library = torch.library.Library("outrider", "FRAGMENT")
 _library.define(
     "attend(Tensor query, Tensor keys, Tensor values, int layer, float scaling, float? softcap, "
@@ -62,7 +68,13 @@ def _attend(
     sinks: Tensor | None,
 ) -> Tensor:
     options = Options(scaling, softcap, sinks)
-    return current().attend(layer, query, keys, values, options)
+    if not (failures := _failures.get()):
+        try:
+            return current().attend(layer, query, keys, values, options)
+        except BaseException as error:
+            # Machine code would make a RuntimeError of it: it is raised behind that.
+            failures.append(error)
+    return _attended(query, keys, values).zero_()
 
 
 def _attended(query: Tensor, keys: Tensor, values: Tensor, *_: Any) -> Tensor:
@@ -70,7 +82,12 @@ def _attended(query: Tensor, keys: Tensor, values: Tensor, *_: Any) -> Tensor:
 
 
 def _linear(inputs: Tensor, which: int, out_features: int) -> Tensor:
-    return _linears.get()[which](inputs).contiguous()
+    if not (failures := _failures.get()):
+        try:
+            return _linears.get()[which](inputs).contiguous()
+        except BaseException as error:
+            failures.append(error)
+    return _product(inputs, which, out_features).zero_()
 
 
 def _product(inputs: Tensor, which: int, out_features: int) -> Tensor:
@@ -95,26 +112,40 @@ class CompiledForward:
 
     def __init__(self, model: PreTrainedModel, folder: Path) -> None:
         self._model, self.folder = model, folder
+        self._bound: dict[str, Tensor] = {}
+        self._freed: Any = None
         try:
-            self._run: Any = torch._inductor.aoti_load_package(str(folder / PACKAGE))
+            # torch's own aoti_load_package asks a compiler which instructions there are, by way of
+            # a folder that anybody may have made. The key has the processor.
+            aoti: Any = getattr(torch._C, "_aoti")  # noqa: B009
+            loader = aoti.AOTIModelPackageLoader(str(folder / PACKAGE), "model", False, 1, -1)
+            self._run: Any = AOTICompiledModel(loader)
             self.bind()
         except Exception as error:
             raise ModelError(
                 f"the compiled forward in {str(folder)!r} cannot be loaded ({_first_line(error)}); "
-                "remove that folder and compile again"
+                "remove that folder and compile again; it is unpacked below TMPDIR, which must "
+                "have room and let code run"
             ) from error
 
     def bind(self) -> None:
         """Takes the weights the model has now."""
         self._linears = _opaque_linears(self._model)
+        self._arrangement = arrangement_of(self._model)
         held = _state(_Traced(self._model, None))
         extra = self.folder / CONSTANTS
         if extra.is_file():
             held |= load_file(extra)
         names: list[str] = self._run.get_constant_fqns()
-        # The package reads these tensors where they are; they must outlive it.
-        self._bound = {name: held[name] for name in names}
-        self._run.load_constants(self._bound, check_full_update=True, user_managed=True)
+        # The package reads these tensors where they are and never gives one back: it gets others
+        # of the same memory, which are let go here.
+        bound = {name: held[name].detach() for name in names}
+        self._run.load_constants(bound, check_full_update=True, user_managed=True)
+        _let_go(self._bound)
+        self._bound = bound
+        if self._freed is not None:
+            self._freed.detach()
+        self._freed = weakref.finalize(self, _let_go, bound)
 
     def __call__(
         self,
@@ -123,11 +154,24 @@ class CompiledForward:
         wanted_K: Int64[Tensor, " K"],
     ) -> Float[Tensor, "1 K V"]:
         """The logits of some rows of a forward in progress."""
-        token = _linears.set(self._linears)
+        if self._arrangement != arrangement_of(self._model):
+            self.bind()
+        failures: list[BaseException] = []
+        linears, failed = _linears.set(self._linears), _failures.set(failures)
         try:
-            return self._run(tokens_1R, positions_1R, wanted_K)
+            logits = self._run(tokens_1R, positions_1R, wanted_K)
         finally:
-            _linears.reset(token)
+            _linears.reset(linears)
+            _failures.reset(failed)
+        if failures:
+            raise failures[0]
+        return logits
+
+
+def _let_go(bound: dict[str, Tensor]) -> None:
+    """Frees what a package would hold on to."""
+    for tensor in bound.values():
+        tensor.data = tensor.new_empty(0)
 
 
 def compiled_forward(model: PreTrainedModel, door: Door, *, build: bool) -> CompiledForward | None:
@@ -143,12 +187,22 @@ def compiled_forward(model: PreTrainedModel, door: Door, *, build: bool) -> Comp
     if reason is not None:
         raise UnsupportedModel(f"compile=True: {reason}; leave it out")
     assert isinstance(door, InterfaceDoor)
-    folder = cache_folder() / _key(model)
-    if not (folder / PACKAGE).is_file():
-        if not build:
-            return None
-        _build(model, door, folder)
-    _check_owner(folder)
+    try:
+        folder = cache_folder() / _key(model)
+        if not (folder / PACKAGE).is_file():
+            if not build:
+                return None
+            with _building:
+                _build(model, door, folder)
+        for path in (folder.parent, folder, *folder.iterdir()):
+            _check_owner(path)
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, ModelError):
+            raise
+        raise ModelError(
+            f"compiled forwards cannot be kept ({_first_line(error)}); set OUTRIDER_CACHE_DIR to a "
+            "folder of your own"
+        ) from error
     return CompiledForward(model, folder)
 
 
@@ -163,16 +217,22 @@ def why_not(model: PreTrainedModel, door: Door) -> str | None:
         return f"{name} is spread over several devices"
     if "logits_to_keep" not in inspect.signature(model.forward).parameters:
         return f"{name} cannot give the logits of some rows alone"
-    if any(getattr(part, "rope_type", "") in ("dynamic", "longrope") for part in model.modules()):
+    if any(_follows_rows(getattr(part, "rope_type", None)) for part in model.modules()):
         return f"{name} has rotary frequencies that depend on the rows of a forward"
     return None
+
+
+def _follows_rows(rope_type: Any) -> bool:
+    """Whether rotary frequencies of a type, or of one per kind of layer, follow the longest row."""
+    kinds = rope_type.values() if isinstance(rope_type, dict) else (rope_type,)
+    return any(kind in ("dynamic", "longrope") for kind in kinds)
 
 
 def cache_folder() -> Path:
     """Where packages are kept: OUTRIDER_CACHE_DIR, or a folder in the user's own cache."""
     own = os.environ.get("OUTRIDER_CACHE_DIR")
     if own:
-        return Path(own) / "compiled"
+        return Path(own).expanduser() / "compiled"
     general = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(general) / "outrider" / "compiled"
 
@@ -209,6 +269,8 @@ class _Opaque:
 
 def _build(model: PreTrainedModel, door: InterfaceDoor, folder: Path) -> None:
     """Traces and compiles into a folder, which appears whole or not at all."""
+    if (folder / PACKAGE).is_file():
+        return
     folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     _check_owner(folder.parent)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="making-") as making:
@@ -222,8 +284,14 @@ def _build(model: PreTrainedModel, door: InterfaceDoor, folder: Path) -> None:
                 f"({_first_line(error)}); it takes a C++ compiler and a forward without choices by "
                 "value; leave it out"
             ) from error
-        if not folder.exists():
+        for file in new.iterdir():
+            file.chmod(0o600)
+        try:
             new.rename(folder)
+        except OSError:
+            # Another process was here first.
+            if not (folder / PACKAGE).is_file():
+                raise
 
 
 def _make(traced: _Traced, folder: Path, scratch: Path) -> None:
@@ -236,8 +304,8 @@ def _make(traced: _Traced, folder: Path, scratch: Path) -> None:
         warnings.catch_warnings(),
         torch.no_grad(),
         _tracing(traced.whole),
-        fresh_cache(dir=str(scratch)),
         _quiet(),
+        fresh_cache(dir=str(scratch)),
     ):
         warnings.simplefilter("ignore")
         program = torch.export.export(
@@ -254,7 +322,12 @@ def _make(traced: _Traced, folder: Path, scratch: Path) -> None:
         torch._inductor.aoti_compile_and_package(
             program,
             package_path=str(folder / PACKAGE),
-            inductor_configs={"aot_inductor.package_constants_in_so": False},
+            # Without the latter two short weights would become numbers in the code.
+            inductor_configs={
+                "aot_inductor.package_constants_in_so": False,
+                "always_keep_tensor_constants": True,
+                "joint_graph_constant_folding": False,
+            },
         )
 
 
@@ -311,12 +384,14 @@ def _key(model: PreTrainedModel) -> str:
     """A hash of all that is in a package: code, shapes, versions, processor; no weight is."""
     config = {k: v for k, v in model.config.to_dict().items() if k != "_name_or_path"}
     linears = [(type(m).__name__, m.extra_repr()) for m in _opaque_linears(model)]
-    tensors = [(n, tuple(t.shape), str(t.dtype)) for n, t in _state(model).items()]
+    own = _state(model)
+    first = {id(tensor): name for name, tensor in reversed(own.items())}
+    tensors = [(n, t.shape, t.stride(), str(t.dtype), first[id(t)]) for n, t in own.items()]
     facts = {
         "format": FORMAT,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "source": inspect.getsource(sys.modules[type(model).__module__]),
+        "source": _source(model),
         "class": type(model).__qualname__,
         "config": config,
         "linears": linears,
@@ -328,14 +403,32 @@ def _key(model: PreTrainedModel) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _check_owner(folder: Path) -> None:
+def _source(model: PreTrainedModel) -> str:
+    """The text of the family's own code."""
+    module = sys.modules[type(model).__module__]
+    try:
+        return inspect.getsource(module)
+    except (OSError, TypeError) as error:
+        raise UnsupportedModel(
+            f"compile=True: the code of the {model.config.model_type} model in {module.__name__} "
+            "cannot be read, so that its packages could not be told apart; leave it out"
+        ) from error
+
+
+def _check_owner(path: Path) -> None:
     """Refuses code that somebody else may have written."""
-    found = folder.stat()
-    foreign = hasattr(os, "getuid") and found.st_uid != os.getuid()
-    if foreign or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if not hasattr(os, "getuid"):
+        return
+    found = path.lstat()
+    if (
+        stat.S_ISLNK(found.st_mode)
+        or found.st_uid != os.getuid()
+        or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    ):
         raise ModelError(
-            f"compiled forwards are kept in {str(folder)!r}, which others may write to; give it to "
-            "yourself alone (chmod go-w), or set OUTRIDER_CACHE_DIR to a folder of your own"
+            f"compiled forwards are kept in {str(path)!r}, which others may write to, or a link; "
+            "give it to yourself alone (chmod go-w), or set OUTRIDER_CACHE_DIR to a folder of "
+            "your own"
         )
 
 

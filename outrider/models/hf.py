@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -242,25 +242,29 @@ class HuggingFaceTarget(Target):
         """
         if self.strict:
             raise InvalidConfig(NOT_STRICT)
-        self._compiled = compiled_forward(self.model, self._door, build=build)
-        if self._compiled is not None and (error := self._compiled_error()) is not None:
-            folder, self._compiled = self._compiled.folder, None
+        self._compiled = None
+        found = compiled_forward(self.model, self._door, build=build)
+        if found is None:
+            return False
+        error = self._compiled_error(found)
+        if error is not None:
             raise UnsupportedModel(
                 f"compile=True: the compiled {self.model.config.model_type} model gives rows that "
                 f"differ from its own by {error:.1e} of the largest logit; leave it out, and "
-                f"remove {str(folder)!r}"
+                f"remove {str(found.folder)!r}"
             )
-        return self._compiled is not None
+        self._compiled = found
+        return True
 
-    def _compiled_error(self) -> float | None:
+    def _compiled_error(self, found: CompiledForward) -> float | None:
         """By how much compiled rows are wrong; None where they are right."""
         error = 0.0
         for attempt in range(EXPERT_TRIALS if has_experts(self.model) else 1):
             texts = trial_texts(self.vocab_size, self.device, attempt)
-            compiled = self._one_by_one(texts), trial_rows(self, texts)
-            with self.uncompiled():
-                own = self._one_by_one(texts), trial_rows(self, texts)
-            error = max(float(row_errors(c, o).max()) for c, o in zip(compiled, own, strict=True))
+            own = torch.cat((self._one_by_one(texts), trial_rows(self, texts)))
+            with self._running(found):
+                compiled = torch.cat((self._one_by_one(texts), trial_rows(self, texts)))
+            error = float(row_errors(compiled, own).max())
             if is_close(self.model, error):
                 return None
         return error
@@ -274,14 +278,17 @@ class HuggingFaceTarget(Target):
             self.close(seq)
         return torch.cat(rows)
 
-    @contextmanager
-    def uncompiled(self) -> Iterator[None]:
+    def uncompiled(self) -> AbstractContextManager[None]:
         """Run the model's own forward meanwhile, as who changes its layers must."""
-        compiled, self._compiled = self._compiled, None
+        return self._running(None)
+
+    @contextmanager
+    def _running(self, compiled: CompiledForward | None) -> Iterator[None]:
+        before, self._compiled = self._compiled, compiled
         try:
             yield
         finally:
-            self._compiled = compiled
+            self._compiled = before
 
     def _make_strict(self) -> None:
         self._align, self._row_multiple = STRICT_BLOCK, STRICT_ROWS

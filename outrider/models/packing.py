@@ -207,6 +207,7 @@ def arrange_linears(
     size become `FewRowsLinear`. Siblings of `FUSED_GROUPS` become one product; `fuse=False` leaves
     them apart.
     """
+    _note_arrangement(model)
     num_packed = num_plain = 0
     for parent, names in list(_groups(model, fuse)):
         layers: list[nn.Linear] = [getattr(parent, name) for name in names]
@@ -224,8 +225,18 @@ def arrange_linears(
     return Arrangement(num_packed, num_plain)
 
 
+def arrangement_of(model: nn.Module) -> int:
+    """A number that changes when the model's linear layers are replaced."""
+    return vars(model).get("_outrider_arrangement", 0)
+
+
+def _note_arrangement(model: nn.Module) -> None:
+    vars(model)["_outrider_arrangement"] = arrangement_of(model) + 1
+
+
 def restore_linears(model: nn.Module) -> None:
     """Put plain linear layers of the same weights where `arrange_linears` replaced them."""
+    _note_arrangement(model)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, (FewRowsLinear, PackedLinear, FusedLinear)):

@@ -2,22 +2,46 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
-from outrider.errors import InvalidConfig, ModelError, OutriderWarning, UnsupportedModel
+from outrider.errors import (
+    InvalidConfig,
+    ModelError,
+    OutOfMemory,
+    OutriderWarning,
+    UnsupportedModel,
+)
 from outrider.llm.load import Placement
 from outrider.models import compiled, packing
 from outrider.models.base import Rows
 from outrider.models.hf import HuggingFaceTarget
-from tests.models.families import FAMILIES, one_thread, random_model, random_tokens, relative_error
+from tests.models.families import (
+    FAMILIES,
+    Family,
+    one_thread,
+    random_model,
+    random_tokens,
+    relative_error,
+    with_weights,
+)
 from tests.models.test_families import PARENTS, ancestors_of, read
 
 single = pytest.fixture(scope="module", autouse=True)(one_thread)
-FAMILY = "llama"
+SHORT = Family("qwen3", {"head_dim": 8})
+"""Its norms of queries and keys are so short that a compiler takes them for constants."""
+
+
+def tiny() -> PreTrainedModel:
+    """The model of most tests."""
+    return with_weights(SHORT.config(), "eager", 0)
 
 
 EVERY = [name for name, family in FAMILIES.items() if family.path == "outrider"]
@@ -35,7 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.fixture(scope="module")
 def target() -> HuggingFaceTarget:
     """Compiled here, once."""
-    made = HuggingFaceTarget(random_model(FAMILY))
+    made = HuggingFaceTarget(tiny())
     assert not made.compile(build=False), "nothing was compiled before"
     assert not made.info()["compiled"]
     assert made.compile() and made.info()["compiled"]
@@ -98,7 +122,7 @@ def test_a_package_holds_no_weights(
 ) -> None:
     """Another model of the same shape takes it as it is, and gives rows of its own."""
     monkeypatch.setattr(compiled, "_build", None)
-    model = random_model(FAMILY)
+    model = tiny()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(0.9)
@@ -110,7 +134,7 @@ def test_a_package_holds_no_weights(
 
 
 def test_new_weights_are_bound(target: HuggingFaceTarget) -> None:
-    made = HuggingFaceTarget(random_model(FAMILY))
+    made = HuggingFaceTarget(tiny())
     assert made.compile(build=False)
     before = rows_of(made, (4,), tree=False)
     state = {name: value * 0.9 for name, value in made.model.state_dict().items()}
@@ -120,29 +144,110 @@ def test_new_weights_are_bound(target: HuggingFaceTarget) -> None:
     assert relative_error(after, before) > 1e-3
 
 
-def test_a_package_that_computes_something_else_is_refused(
-    target: HuggingFaceTarget, monkeypatch: pytest.MonkeyPatch
+def short_weights(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """New values for those."""
+    return {name: value + 0.5 for name, value in state.items() if "q_norm" in name}
+
+
+def test_new_weights_of_few_numbers_are_bound(target: HuggingFaceTarget) -> None:
+    made = HuggingFaceTarget(tiny())
+    assert made.compile(build=False)
+    before = rows_of(made, (4,), tree=False)
+    made.update_weights(short_weights(made.model.state_dict()))
+    after = rows_of(made, (4,), tree=False)
+    assert relative_error(after, own_rows(made, (4,), tree=False)) < 1e-5
+    assert relative_error(after, before) > 1e-3
+
+
+def test_a_model_wrapped_twice_has_new_weights_in_both(target: HuggingFaceTarget) -> None:
+    model = tiny()
+    one, two = HuggingFaceTarget(model), HuggingFaceTarget(model)
+    assert one.compile(build=False) and two.compile(build=False)
+    one.update_weights({name: value * 0.7 for name, value in model.state_dict().items()})
+    assert relative_error(rows_of(two, (4,), tree=False), own_rows(two, (4,), tree=False)) < 1e-5
+
+
+def test_weights_are_let_go(target: HuggingFaceTarget) -> None:
+    made = HuggingFaceTarget(tiny())
+    assert made.compile(build=False) and made._compiled is not None
+    bound = list(made._compiled._bound.values())
+    assert all(tensor.numel() for tensor in bound)
+    del made
+    gc.collect()
+    assert not any(tensor.numel() for tensor in bound)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OutOfMemory], ids=lambda e: e.__name__)
+def test_what_is_raised_inside_comes_out_as_it_is(
+    target: HuggingFaceTarget,
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[BaseException],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
+    calls: list[int] = []
     own = packing.FewRowsLinear.forward
-    monkeypatch.setattr(
-        compiled, "_linear", lambda inputs, which, out: compiled._linears.get()[which](inputs)
-    )
-    made = HuggingFaceTarget(random_model(FAMILY))
 
-    def wrong(self: packing.FewRowsLinear, inputs: torch.Tensor) -> torch.Tensor:
-        wide = own(self, inputs)
-        return wide * 1.01 if made._compiled is not None else wide
+    def failing(self: packing.FewRowsLinear, inputs: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) == 3:
+            raise error
+        return own(self, inputs)
 
-    monkeypatch.setattr(packing.FewRowsLinear, "forward", wrong)
+    seq = target.open(8)
+    with monkeypatch.context() as patch:
+        patch.setattr(packing.FewRowsLinear, "forward", failing)
+        with pytest.raises(error):
+            target.score(Rows((seq,), (2,), torch.tensor([1, 2])))
+    assert len(calls) == 3, "what comes behind is left out"
+    assert target.num_staged(seq) == 0 and not capfd.readouterr().err
+    target.close(seq)
+
+
+@pytest.mark.parametrize("wrong", [1.01, float("nan")])
+def test_a_package_that_computes_something_else_is_refused(
+    target: HuggingFaceTarget, monkeypatch: pytest.MonkeyPatch, wrong: float
+) -> None:
+    """Be it for batches and trees alone."""
+    own = packing.FewRowsLinear.forward
+    made = HuggingFaceTarget(tiny())
+
+    def off(self: packing.FewRowsLinear, inputs: torch.Tensor) -> torch.Tensor:
+        out = own(self, inputs)
+        return out * wrong if made._compiled is not None and inputs.shape[-2] > 1 else out
+
+    monkeypatch.setattr(packing.FewRowsLinear, "forward", off)
     with pytest.raises(UnsupportedModel, match="differ from its own by"):
         made.compile(build=False)
     assert not made.info()["compiled"]
 
 
+def test_a_trial_that_fails_leaves_the_own_forward(
+    target: HuggingFaceTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = HuggingFaceTarget(tiny())
+
+    def failing(*_: Any) -> None:
+        if made._compiled is not None:
+            raise OutOfMemory("no room")
+
+    monkeypatch.setattr(made._cache, "reserve", _before(made._cache.reserve, failing))
+    with pytest.raises(OutOfMemory):
+        made.compile(build=False)
+    assert not made.info()["compiled"]
+
+
+def _before(function: Any, first: Any) -> Any:
+    def both(*args: Any, **kwargs: Any) -> Any:
+        first()
+        return function(*args, **kwargs)
+
+    return both
+
+
 def test_what_cannot_be_compiled_is_refused_by_name() -> None:
     for family, reason in {
         "falcon": "keeps its own attention",
-        "llama4": "cannot be compiled here",
+        "llama4": "Constraints violated",
     }.items():
         made = HuggingFaceTarget(random_model(family))
         with pytest.raises(UnsupportedModel, match=reason):
@@ -151,7 +256,7 @@ def test_what_cannot_be_compiled_is_refused_by_name() -> None:
 
 
 def test_frequencies_that_follow_the_longest_row_are_refused() -> None:
-    made = HuggingFaceTarget(random_model(FAMILY))
+    made = HuggingFaceTarget(tiny())
     for part in made.model.modules():
         if hasattr(part, "rope_type"):
             vars(part)["rope_type"] = "dynamic"
@@ -161,11 +266,13 @@ def test_frequencies_that_follow_the_longest_row_are_refused() -> None:
 
 def test_strict_excludes_it() -> None:
     with pytest.raises(InvalidConfig, match="strict=True exclude"):
-        HuggingFaceTarget(random_model(FAMILY), strict=True).compile()
+        HuggingFaceTarget(tiny(), strict=True).compile()
     with pytest.raises(InvalidConfig, match="strict=True exclude"):
         Placement(strict=True, compile=True)
     with pytest.raises(InvalidConfig, match="compile='yes'"):
         Placement(compile="yes")  # type: ignore[arg-type]
+    with pytest.raises(InvalidConfig, match="compile=1"):
+        Placement(compile=1)  # type: ignore[arg-type]
 
 
 def test_an_interrupted_build_leaves_nothing(
@@ -178,11 +285,39 @@ def test_an_interrupted_build_leaves_nothing(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(compiled, "_make", interrupted)
-    made = HuggingFaceTarget(random_model(FAMILY))
+    made = HuggingFaceTarget(tiny())
     with pytest.raises(KeyboardInterrupt):
         made.compile()
     assert not list(compiled.cache_folder().iterdir())
     assert not made.compile(build=False)
+
+
+def test_models_are_compiled_one_after_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Compiling changes what is global in torch; the second finds what the first has made."""
+    monkeypatch.setenv("OUTRIDER_CACHE_DIR", str(tmp_path))
+    made, at_once = [HuggingFaceTarget(tiny()) for _ in range(2)], []
+    gate = threading.Semaphore(1)
+
+    def making(traced: Any, folder: Path, scratch: Path) -> None:
+        at_once.append(gate.acquire(blocking=False))
+        time.sleep(0.3)
+        (folder / compiled.PACKAGE).write_bytes(b"no package")
+        gate.release()
+
+    monkeypatch.setattr(compiled, "_make", making)
+
+    def one(target: HuggingFaceTarget) -> None:
+        with pytest.raises(ModelError, match="cannot be loaded"):
+            target.compile()
+
+    threads = [threading.Thread(target=one, args=(target,)) for target in made]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert at_once == [True]
 
 
 class TestFolders:
@@ -190,7 +325,7 @@ class TestFolders:
 
     def test_one_that_others_may_write_to(self, target: HuggingFaceTarget, folder: Path) -> None:
         (package,) = folder.iterdir()
-        made = HuggingFaceTarget(random_model(FAMILY))
+        made = HuggingFaceTarget(tiny())
         package.chmod(0o777)
         try:
             with pytest.raises(ModelError, match="others may write to"):
@@ -205,6 +340,34 @@ class TestFolders:
             not Placement(compile=False).compiled(HuggingFaceTarget(made.model)).info()["compiled"]
         )
 
+    def test_links_and_files_that_others_may_write_to(
+        self,
+        target: HuggingFaceTarget,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
+    ) -> None:
+        (package,) = folder.iterdir()
+        made = HuggingFaceTarget(tiny())
+        file = package / compiled.PACKAGE
+        file.chmod(0o666)
+        try:
+            with pytest.raises(ModelError, match="others may write to"):
+                made.compile(build=False)
+        finally:
+            file.chmod(0o600)
+        monkeypatch.setenv("OUTRIDER_CACHE_DIR", str(tmp_path))
+        compiled.cache_folder().mkdir(mode=0o700)
+        (compiled.cache_folder() / package.name).symlink_to(package)
+        with pytest.raises(ModelError, match="or a link"):
+            made.compile(build=False)
+
+    def test_no_folder_can_be_made(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("OUTRIDER_CACHE_DIR", str(tmp_path / "file"))
+        with pytest.raises(ModelError, match="OUTRIDER_CACHE_DIR"):
+            HuggingFaceTarget(tiny()).compile()
+
     def test_a_broken_package(
         self,
         target: HuggingFaceTarget,
@@ -218,4 +381,4 @@ class TestFolders:
         broken.mkdir(parents=True, mode=0o700)
         (broken / compiled.PACKAGE).write_bytes(b"no package")
         with pytest.raises(ModelError, match="cannot be loaded"):
-            HuggingFaceTarget(random_model(FAMILY)).compile()
+            HuggingFaceTarget(tiny()).compile()
