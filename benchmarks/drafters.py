@@ -80,14 +80,16 @@ class Tally:
 
 def settings(options: argparse.Namespace) -> list[Setting]:
     """Plain decoding first, then every drafter as chain and as tree."""
-    found = [Setting(PLAIN, "chain", LLM.load("bundled", PLAIN))]
+    # Prompts are read anew by everybody.
+    common = {"compile": options.compile, "share_prefixes": False}
+    found = [Setting(PLAIN, "chain", LLM.load("bundled", PLAIN, **common))]
     for spec in options.drafters:
         for shape in options.shapes:
             trees = {} if shape == "chain" else {"width": options.width, "nodes": options.nodes}
             depth = options.long if spec in ("ngram", "suffix") else options.k
-            # Prompts are read anew by everybody.
-            llm = LLM.load("bundled", spec, k=depth, share_prefixes=False, **trees)
-            found.append(Setting(spec, shape, llm))
+            found.append(
+                Setting(spec, shape, LLM.load("bundled", spec, k=depth, **common, **trees))
+            )
     return found
 
 
@@ -212,6 +214,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--long", type=int, default=16, help="depth of drafts by ngram and suffix alone")
     add("--width", type=int, default=3, help="children in trees")
     add("--nodes", type=int, default=12, help="nodes of trees")
+    add("--compile", action="store_true", help="compiled forwards")
     return parser
 
 
