@@ -388,3 +388,18 @@ def test_gbv_refuses_paths_of_several_depths():
     tree = TokenTree.of([[0, 1], [0, 1]], [[0, 0], [0, 1]])
     rows = torch.tensor([[0, 0], [2, 3]])
     GbvRule().check(Draft(tree, Law.dense(torch.ones(4, 2)), rows, None, frozenset({Kind.IID})))
+
+
+@pytest.mark.parametrize("on_host", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equal_laws_have_a_rho_of_one_whatever_they_sum_to(
+    on_host: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A last bit missing from p's sum would make it 1.004, and refuse tokens of p = q."""
+    monkeypatch.setattr(kseq.host, "reads_free", lambda device: on_host)
+    generator = torch.Generator().manual_seed(3)
+    laws = torch.softmax(torch.randn(300, 6, generator=generator).double() * 2, -1).to(dtype)
+    if dtype == torch.float32:
+        assert (laws.sum(-1, dtype=torch.float64) < 1 - 1e-9).any(), "some do miss a bit"
+    rho = kseq.least_rho(laws, laws, torch.full((300,), 3.0).double())
+    assert torch.equal(rho, torch.ones(300).double())

@@ -129,26 +129,27 @@ def least_rho(p_nM: Tensor, q_nM: Tensor, count_n: Tensor) -> Tensor:
 
     It is the one that bisection of [1, K] ends on, wherever it is looked for.
     """
+    most_n = _mass(p_nM)
     if host.reads_free(p_nM.device):
-        rows = zip(p_nM, q_nM, count_n.tolist(), strict=True)
+        rows = zip(p_nM, q_nM, count_n.tolist(), most_n.tolist(), strict=True)
         return torch.tensor([_least_of(*row) for row in rows], dtype=torch.float64)
     low_n, high_n = torch.ones_like(count_n), count_n.clamp(min=1)
-    high_n = torch.where(_room(p_nM, q_nM, low_n, count_n) >= 0, low_n, high_n)
+    high_n = torch.where(_room(p_nM, q_nM, low_n, count_n, most_n) >= 0, low_n, high_n)
     for _ in range(HALVINGS):
         middle_n = (low_n + high_n) / 2
-        enough_n = _room(p_nM, q_nM, middle_n, count_n) >= 0
+        enough_n = _room(p_nM, q_nM, middle_n, count_n, most_n) >= 0
         low_n = torch.where(enough_n, low_n, middle_n)
         high_n = torch.where(enough_n, middle_n, high_n)
     return high_n
 
 
-def _least_of(p_M: Tensor, q_M: Tensor, count: float) -> float:
+def _least_of(p_M: Tensor, q_M: Tensor, count: float, most: float) -> float:
     """The same of one row, by false position among the numbers that bisection can end on."""
-    total, low, high = float(p_M.sum()), 0, 1 << HALVINGS
+    low, high = 0, 1 << HALVINGS
 
     def room(step: int) -> float:
         rho = 1 + (count - 1) * step / (1 << HALVINGS)
-        mass = total - float(torch.sub(p_M, q_M, alpha=rho).clamp_(min=0).sum())
+        mass = most - float(torch.sub(p_M, q_M, alpha=rho).clamp_(min=0).sum())
         share = min(1.0, mass / rho)
         return mass + (math.expm1(count * math.log1p(-share)) if share < 1 else -1.0)
 
@@ -172,10 +173,19 @@ def _least_of(p_M: Tensor, q_M: Tensor, count: float) -> float:
     return 1 + (count - 1) * high / (1 << HALVINGS)
 
 
-def _room(p_nM: Tensor, q_nM: Tensor, rho_n: Tensor, count_n: Tensor) -> Tensor:
+def _mass(p_nM: Tensor) -> Tensor:
+    """The mass of p at the tokens of q's support; one within rounding is one.
+
+    Near p = q rho is 1 plus about the K-th root of what is missing: 1.004 for a last bit.
+    """
+    mass_n = p_nM.sum(-1, dtype=torch.float64)
+    return torch.where(mass_n < 1 - 4 * torch.finfo(p_nM.dtype).eps, mass_n, 1.0)
+
+
+def _room(p_nM: Tensor, q_nM: Tensor, rho_n: Tensor, count_n: Tensor, most_n: Tensor) -> Tensor:
     """How far rho beta = sum min(rho q, p) exceeds 1 - (1 - beta)^K; rho is enough from 0 on."""
-    kept_nM = torch.minimum(q_nM * rho_n.to(q_nM.dtype)[:, None], p_nM)
-    mass_n = kept_nM.sum(-1, dtype=torch.float64)
+    beyond_nM = (p_nM - q_nM * rho_n.to(q_nM.dtype)[:, None]).clamp(min=0)
+    mass_n = most_n - beyond_nM.sum(-1, dtype=torch.float64)
     return mass_n - any_of(mass_n / rho_n, count_n)
 
 
