@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,11 @@ EVERY = [name for name, family in FAMILIES.items() if family.path == "outrider"]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """One folder of packages for this file; what is compiled once is taken from there."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OUTRIDER_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        yield compiled.cache_folder()
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +65,13 @@ def target() -> HuggingFaceTarget:
     assert not made.info()["compiled"]
     assert made.compile() and made.info()["compiled"]
     return made
+
+
+@pytest.fixture
+def package(target: HuggingFaceTarget) -> Path:
+    """The folder of its package."""
+    assert target._compiled is not None
+    return target._compiled.folder
 
 
 def rows_of(target: HuggingFaceTarget, counts: tuple[int, ...], *, tree: bool) -> torch.Tensor:
@@ -323,8 +331,7 @@ def test_models_are_compiled_one_after_another(
 class TestFolders:
     """Packages are code: nobody else's is run, and a broken one is told."""
 
-    def test_one_that_others_may_write_to(self, target: HuggingFaceTarget, folder: Path) -> None:
-        (package,) = folder.iterdir()
+    def test_one_that_others_may_write_to(self, package: Path) -> None:
         made = HuggingFaceTarget(tiny())
         package.chmod(0o777)
         try:
@@ -341,13 +348,8 @@ class TestFolders:
         )
 
     def test_links_and_files_that_others_may_write_to(
-        self,
-        target: HuggingFaceTarget,
-        folder: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        tmp_path: Path,
+        self, package: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        (package,) = folder.iterdir()
         made = HuggingFaceTarget(tiny())
         file = package / compiled.PACKAGE
         file.chmod(0o666)
@@ -369,13 +371,8 @@ class TestFolders:
             HuggingFaceTarget(tiny()).compile()
 
     def test_a_broken_package(
-        self,
-        target: HuggingFaceTarget,
-        folder: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        tmp_path: Path,
+        self, package: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        (package,) = folder.iterdir()
         monkeypatch.setenv("OUTRIDER_CACHE_DIR", str(tmp_path))
         broken = compiled.cache_folder() / package.name
         broken.mkdir(parents=True, mode=0o700)
