@@ -61,6 +61,11 @@ _GROWN_SHAPES: tuple[Shape, ...] = (full(2, 2), full(3, 1), (0, 0, 1, 1, 1, 2, 2
 _GROWN_PATHS: tuple[Shape, ...] = ((0, 0, 1, 2, 3, 4), (0, 0, 0, 1, 2, 3), (0, 0, 0, 0), (0, 1, 2))
 
 
+def reference_of(rule: str) -> TreeRule:
+    """A rule's reference, numbers as production takes them."""
+    return _REFERENCES[rule]
+
+
 def styles_of(rule: str) -> tuple[str, ...]:
     """The styles a rule takes."""
     if rule == "gbv":
@@ -91,6 +96,10 @@ class Readings:
         self._tests = noise.uniforms(*self._address, test, place, index).tolist()
         self._extra = noise.uniforms53(*self._address, extra, place, index).tolist()
         self._draft = noise.uniforms53(*self._address, draft, place, index).tolist()
+
+    def gumbels(self, b: int) -> list[list[float]]:
+        """Of tree b the noise of all tokens at each depth."""
+        return self._gumbels[b]
 
     @cached_property
     def _gumbels(self) -> list[list[list[float]]]:
@@ -184,7 +193,7 @@ def random_case(
     """
     chance = np.random.default_rng(seed)
     width, most = int(chance.integers(2, 7)), int(chance.integers(1, 8))
-    shapes = [shape or _shape(chance, style, most) for _ in range(num_texts)]
+    shapes = [_shape(chance, style, most) if shape is None else shape for _ in range(num_texts)]
     num_nodes = max(map(len, shapes), default=0)
     addresses = RoundNoise(
         torch.from_numpy(chance.integers(-(2**63), 2**63, num_texts)),
@@ -339,14 +348,14 @@ def compare_trees(
         outcome = TreeOutcome(tuple(path[:kept]), token)
         if drawn_alike[b] and _REFERENCES[rule](case.round(b)) == outcome and not any(path[kept:]):
             continue
-        margin = _margin(rule, case, b)
-        if margin < MARGIN:
+        distance = margin(rule, case, b)
+        if distance < MARGIN:
             count.excused += 1
             continue
         count.wrong += 1
         if len(count.examples) < 3:
             what = f"gave {outcome}" if drawn_alike[b] else "was drawn otherwise"
-            count.examples.append(f"{rule}, {style}: {case.round(b)} {what}, margin {margin:.1e}")
+            count.examples.append(f"{rule}, {style}: {case.round(b)} {what}, margin {distance:.1e}")
     return count
 
 
@@ -386,7 +395,7 @@ def _draws_of(rule: str, tree: DraftedTree, width: int) -> int:
     return drawn + count + 1
 
 
-def _margin(rule: str, case: Case, b: int) -> float:
+def margin(rule: str, case: Case, b: int) -> float:
     """The least distance of a decision of the reference from its threshold, draws included."""
     met: list[float] = []
     round_ = case.round(b, case.readings.watched(b, met))

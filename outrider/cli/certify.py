@@ -1,4 +1,4 @@
-"""`outrider certify`: the rules held to the target's law by exact enumeration."""
+"""`outrider certify`: rules held to the target's law by enumeration, models by what they write."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from outrider.cli import options, terminal
+from outrider.cli.certify_model import certify_model
+from outrider.cli.certify_vectors import certify_vectors
 from outrider.errors import InvalidConfig
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ FILE_WIDTH = 120
 """Columns of a table that goes to a file or a pipe."""
 
 certify = typer.Typer(rich_markup_mode=None)
+certify.command("model")(certify_model)
+certify.command("vectors")(certify_vectors)
 
 
 @certify.callback(invoke_without_command=True)

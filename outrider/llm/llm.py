@@ -210,6 +210,16 @@ class LLM:
         return cls(target(), tokenizer, drafter, k=k, rule=asked.rule, **options)
 
     @property
+    def target(self) -> LoadedTarget:
+        """The model whose law every text has."""
+        return self._target
+
+    @property
+    def drafter(self) -> Drafter:
+        """Who guesses, where a request names nobody else."""
+        return self._requests.engine.drafter
+
+    @property
     def metrics(self) -> SpeculativeMetrics:
         """Counts and stage times over everything made so far."""
         return self._requests.engine.metrics

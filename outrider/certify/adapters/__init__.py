@@ -1,0 +1,1 @@
+"""Engines as `certify model` wants them: a callable of prompts, parameters and a seed."""

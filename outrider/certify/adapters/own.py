@@ -1,0 +1,53 @@
+"""Outrider itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from outrider.certify.model.book import Book
+from outrider.certify.model.subject import Prompts, Subject
+from outrider.config import SamplingParams
+from outrider.drafters import ModelDrafter
+from outrider.llm import LLM
+from outrider.types import Completion
+
+NEAR_TIE = {torch.float64: 1e-3, torch.float32: 1e-3}
+"""Where rounding may choose between two logits, by dtype; any other has a few bits."""
+COARSE_TIE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """An LLM under one rule; `depth` 0 is plain decoding."""
+
+    llm: LLM
+    rule: str | None = None
+    depth: int | None = None
+
+    def __call__(self, prompts: Prompts, params: SamplingParams, seed: int) -> Sequence[Completion]:
+        """Each prompt has a seed of its own: texts of one seed share their noise."""
+        each = [replace(params, seed=seed + i) for i in range(len(prompts))]
+        rule = None if params.temperature == 0 else self.rule
+        return self.llm.generate([list(p) for p in prompts], each, rule=rule, depth=self.depth)
+
+
+def subject(llm: LLM, rule: str | None = None) -> Subject:
+    """An LLM as it is loaded, its target's book beside it, and its draft model's where it has one.
+
+    Args:
+        llm: the model, whose drafter guesses.
+        rule: the verification rule; None = what a given seed means, `coupled`.
+    """
+    drafter, target = llm.drafter, llm.target
+    draft = Book(drafter.model) if isinstance(drafter, ModelDrafter) else None
+    return Subject(
+        name=f"outrider, drafter {drafter.name}, rule {rule or 'coupled'}",
+        generate=Own(llm, rule),
+        target=Book(target, tuple(llm.tokenizer.end_tokens())),
+        plain=Own(llm, depth=0),
+        draft=draft,
+        near_tie=NEAR_TIE.get(target.dtype, COARSE_TIE),
+    )

@@ -1,0 +1,1 @@
+"""Certification of a model as it is served: what comes out held to the law of plain decoding."""

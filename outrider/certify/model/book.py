@@ -1,0 +1,127 @@
+"""The law of plain decoding, token by token: a model's rows under a request's own controls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Sequenced
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.config import SamplingParams
+from outrider.engine.controls import Controls
+from outrider.engine.places import Places
+from outrider.errors import InvalidConfig
+from outrider.models.base import Rows, Target
+from outrider.sequence import Sequence
+from outrider.types import Request
+
+PLAIN = SamplingParams()
+MANY = 1 << 30
+"""More tokens than any text here has."""
+CONTROLS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "no_repeat_ngram",
+    "logit_bias",
+    "bad_words",
+    "allowed_token_ids",
+    "min_tokens",
+    "logits_processors",
+)
+"""What of SamplingParams changes a law; each can be left out alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A prompt and at least one token that came after it."""
+
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+
+
+Texts: TypeAlias = Sequenced[Text]
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """A model that is read, never sampled: what should come after each token of a text.
+
+    Attributes:
+        model: the target, or a draft model.
+        ends: tokens that end a text.
+    """
+
+    model: Target
+    ends: tuple[int, ...] = ()
+
+    def logits(self, texts: Texts) -> Tensor:
+        """The model's rows `[N, V]` before each token of some texts, in one forward."""
+        whole = [[*text.prompt, *text.output[:-1]] for text in texts]
+        seqs = [self.model.open(len(tokens)) for tokens in whole]
+        try:
+            starts = np.cumsum([0, *map(len, whole)])
+            wanted = [
+                torch.arange(start + len(text.prompt) - 1, start + len(tokens))
+                for start, text, tokens in zip(starts.tolist(), texts, whole, strict=False)
+            ]
+            flat = torch.tensor([token for tokens in whole for token in tokens])
+            counts = tuple(map(len, whole))
+            return self.model.score(Rows(tuple(seqs), counts, flat, None, torch.cat(wanted)))
+        finally:
+            for seq in seqs:
+                self.model.close(seq)
+
+    def laws(
+        self, logits_NV: Tensor, texts: Texts, params: SamplingParams, late: int = 0
+    ) -> Tensor:
+        """The processed laws `[N, V]`, float64.
+
+        Args:
+            logits_NV: what `logits` returned.
+            texts: the texts.
+            params: the controls.
+            late: how many tokens late the controls learn of a text.
+
+        Raises:
+            InvalidConfig: a grammar, which this book does not follow.
+        """
+        controls, places = self._controls(texts, params, late)
+        return controls.probs(controls.adjusted(logits_NV.double(), places), places.owners)
+
+    def scores(
+        self, logits_NV: Tensor, texts: Texts, params: SamplingParams, late: int = 0
+    ) -> Tensor:
+        """The same up to temperature: what greedy decoding takes the largest of, float64."""
+        controls, places = self._controls(texts, params, late)
+        return controls.adjusted(logits_NV.double(), places)
+
+    def _controls(self, texts: Texts, params: SamplingParams, late: int) -> tuple[Controls, Places]:
+        if params.grammar_source is not None:
+            raise InvalidConfig("laws under a grammar are not certified yet; certify without it")
+        ends = frozenset(self.ends)
+        sequences = [
+            Sequence(i, Request(text.prompt, params), 0, "none", 0, MANY, ends, list(text.prompt))
+            for i, text in enumerate(texts)
+        ]
+        owners = [i for i, text in enumerate(texts) for _ in text.output]
+        paths = [text.output[: max(0, i - late)] for text in texts for i in range(len(text.output))]
+        return Controls(sequences), Places(owners, paths)
+
+
+def set_controls(params: SamplingParams) -> list[str]:
+    """Those controls that a request does not leave as they are by default."""
+    return [name for name in CONTROLS if getattr(params, name) != getattr(PLAIN, name)]
+
+
+def without(params: SamplingParams, name: str) -> SamplingParams:
+    """The request with one control left out."""
+    return replace(params, **{name: getattr(PLAIN, name)})

@@ -1,0 +1,152 @@
+"""What needs no statistics: greedy texts, seeds, log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from outrider.certify.model.book import Text, set_controls, without
+from outrider.certify.model.plan import Plan, asked
+from outrider.certify.model.report import Check
+from outrider.certify.model.signatures import Page
+from outrider.certify.model.subject import Made, Prompts, Subject, made
+from outrider.config import SamplingParams
+
+STRANGE = 25.0
+"""Nats: texts that are less likely than this do not come twice by chance."""
+
+
+def greedy(subject: Subject, prompts: Prompts, params: SamplingParams) -> Check:
+    """Every token of greedy texts is the target's largest score, or nearly as large."""
+    own = replace(params, temperature=0.0)
+    worst, where = 0.0, dict[str, Any]()
+    for prompt, text in zip(prompts, made(subject.generate, prompts, own, 0), strict=True):
+        if not text.token_ids:
+            continue
+        texts = [Text(tuple(prompt), text.token_ids)]
+        logits_NV = subject.target.logits(texts)
+        scores_NV = subject.target.scores(logits_NV, texts, own)
+        own_N = scores_NV.gather(1, torch.tensor(text.token_ids)[:, None]).squeeze(1)
+        gaps_N = scores_NV.amax(1) - own_N
+        wrong = (gaps_N > subject.near_tie).nonzero().squeeze(1)
+        # What follows a wrong token is judged on its own, but the first is what to look at.
+        at = int(wrong[0]) if len(wrong) else int(gaps_N.argmax())
+        if float(gaps_N[at]) > worst:
+            worst = float(gaps_N[at])
+            where = {
+                "prompt": list(prompt),
+                "params": {"temperature": 0, **asked(own)},
+                "position": at,
+                "text": list(text.token_ids),
+                "came": text.token_ids[at],
+                "due": int(scores_NV[at].argmax()),
+                "excuse": _excuse(subject, texts, own, at),
+            }
+    evidence = {"largest gap": worst, "near tie": subject.near_tie}
+    if worst <= subject.near_tie:
+        tie = f"; the largest gap is {worst:.2g}, a numeric tie" if worst > 0 else ""
+        return Check("greedy", "lossless", f"every token is the target's own{tie}", evidence)
+    name = where["excuse"]
+    said = f"token {where['position']} is {worst:.3g} below the target's own: logic, not rounding"
+    if name is not None:
+        return Check("greedy", "control ignored", f"{name}; {said}", evidence, where)
+    return Check("greedy", "rule bias", said, evidence, where)
+
+
+def _excuse(subject: Subject, texts: list[Text], params: SamplingParams, at: int) -> str | None:
+    """What must go wrong with the controls for the token to be right."""
+    logits_NV = subject.target.logits(texts)
+    for name in set_controls(params):
+        if name != "temperature":
+            scores_NV = subject.target.scores(logits_NV, texts, without(params, name))
+            if int(scores_NV[at].argmax()) == texts[0].output[at]:
+                return f"{name} ignored"
+    for late in range(1, at + 1):
+        scores_NV = subject.target.scores(logits_NV, texts, params, late)
+        if set_controls(params) and int(scores_NV[at].argmax()) == texts[0].output[at]:
+            return f"controls {late} tokens late"
+    return None
+
+
+def ends(subject: Subject, prompts: Prompts, params: SamplingParams, plan: Plan) -> Check:
+    """No text goes on behind its end, or beyond max_tokens."""
+    texts = made(subject.generate, prompts, params, plan.seed)
+    for prompt, text in zip(prompts, texts, strict=True):
+        where = {"prompt": list(prompt), "params": asked(params), "seed": plan.seed}
+        where |= {"text": list(text.token_ids)}
+        if len(text.token_ids) > plan.length:
+            said = f"{len(text.token_ids)} tokens came where at most {plan.length} were asked for"
+            return Check("ends", "control ignored", said, {}, where)
+        passed = set(subject.target.ends) & set(text.token_ids[:-1])
+        if passed and not params.ignore_eos:
+            said = f"a text goes on behind its end, token {min(passed)}"
+            return Check("ends", "rule bias", said, {}, where)
+    return Check("ends", "lossless", "no text goes on behind its end")
+
+
+def seeds(subject: Subject, prompts: Prompts, params: SamplingParams, plan: Plan) -> Check:
+    """A seed gives the same texts again, and another seed others."""
+    first, again, other = (
+        made(subject.generate, prompts, params, seed)
+        for seed in (plan.seed, plan.seed, plan.seed + 1_000_003)
+    )
+    where = {"prompts": [list(p) for p in prompts], "params": asked(params), "seed": plan.seed}
+    if subject.seeded and first != again:
+        said = f"seed {plan.seed} gave two different texts"
+        return Check("seeds", "seed ignored", said, {}, where)
+    pairs = zip(prompts, first, other, strict=True)
+    if all(one.token_ids == two.token_ids for _, one, two in pairs):
+        nats = sum(
+            _surprise(subject, p, one, params) for p, one in zip(prompts, first, strict=True)
+        )
+        if nats > STRANGE:
+            said = f"two seeds gave the same texts, which chance does once in e^{nats:.0f} times"
+            return Check("seeds", "seed ignored", said, {"nats": nats}, where)
+        return Check(
+            "seeds", "lossless", f"texts are too sure to tell seeds apart ({nats:.1f} nats)"
+        )
+    told = "a seed gives its texts again, another seed others"
+    return Check("seeds", "lossless", told if subject.seeded else "another seed gives other texts")
+
+
+def _surprise(subject: Subject, prompt: Sequence[int], text: Made, params: SamplingParams) -> float:
+    if not text.token_ids:
+        return 0.0
+    page = Page.of([Text(tuple(prompt), text.token_ids)], params, subject.target)
+    return float(-page.at(page.p_NV).clamp(min=1e-300).log().sum())
+
+
+def logprobs(subject: Subject, prompts: Prompts, params: SamplingParams, plan: Plan) -> Check:
+    """Log-probabilities that are told are the target's own."""
+    own = replace(params, logprobs=1)
+    furthest, where, told = 0.0, dict[str, Any](), 0
+    for prompt, text in zip(prompts, made(subject.generate, prompts, own, plan.seed), strict=True):
+        if text.logprobs is None or not text.token_ids:
+            continue
+        page = Page.of([Text(tuple(prompt), text.token_ids)], own, subject.target)
+        raw_N = page.at(page.logits_NV.double().log_softmax(1))
+        told_N = torch.tensor(text.logprobs, dtype=torch.float64)
+        off_N, told = (raw_N - told_N).abs(), told + len(raw_N)
+        if float(off_N.max()) > furthest:
+            furthest, at = float(off_N.max()), int(off_N.argmax())
+            where = {
+                "prompt": list(prompt),
+                "params": asked(own),
+                "seed": plan.seed,
+                "position": at,
+                "told": text.logprobs[at],
+                "due": float(raw_N[at]),
+            }
+    if not told:
+        return Check("logprobs", "lossless", "none are told")
+    bound = subject.near_tie
+    evidence = {"largest difference": furthest, "bound": bound, "tokens": told}
+    if furthest <= bound:
+        return Check(
+            "logprobs", "lossless", f"within {furthest:.2g} nats of the target's", evidence
+        )
+    said = f"off by up to {furthest:.3g} nats: not the target's own"
+    return Check("logprobs", "control ignored", said, evidence, where)

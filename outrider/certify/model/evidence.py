@@ -1,0 +1,123 @@
+"""What texts say against the law they should have, and whose fault it looks like."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.certify.bets import RATIO_STAKES, Interval, Means, Wealth
+from outrider.certify.model.looks import looks, names
+from outrider.certify.model.signatures import Category, Page, signatures
+
+FORBIDDEN = "token that the law forbids"
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """The alternative that fits best; of no known fault the number that is furthest off."""
+
+    name: str
+    category: Category
+    log_e: float
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What one text added: the log-likelihood ratio of each fault, the sum of each look."""
+
+    number: int
+    of_fault: NDArray[np.float64]
+    of_look: NDArray[np.float64]
+
+
+class Evidence:
+    """Everything that is bet on the texts of one request's controls.
+
+    Args:
+        with_draft: whether a draft model's law is at hand.
+        with_ends: whether texts may end by themselves.
+        alpha: the chance of a false alarm, and of an interval that misses.
+        horizon: tokens at which intervals are to be narrowest.
+        seed: of the points within each token's mass.
+    """
+
+    def __init__(
+        self, *, with_draft: bool, with_ends: bool, alpha: float, horizon: int, seed: int
+    ) -> None:
+        self._alpha = alpha
+        looked = names(with_draft, with_ends)
+        self._looks, self._means = Wealth(looked), Means(looked, alpha, horizon)
+        self._faults: Wealth | None = None
+        self._categories: dict[str, Category] = {}
+        self._rng = np.random.default_rng(seed)
+        self.told: list[Told] = []
+        self.tokens = 0
+
+    def read(self, page: Page, number: int) -> None:
+        """Takes in some texts, which are counted from `number` on."""
+        looked_NF = looks(page, page.tokens(), self._rng.random(len(page.p_NV)))
+        found = list(signatures(page))
+        own_N = page.at(page.p_NV).numpy()
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratios = [one.probs_N.numpy() / own_N - 1 for one in found]
+        # Where the law gives nothing no alternative is needed.
+        ratios.append(np.where(own_N > 0, 0.0, np.inf))
+        ratios_NS = np.stack(ratios, 1)
+        if self._faults is None:
+            self._faults = Wealth([*(one.name for one in found), FORBIDDEN], RATIO_STAKES)
+            self._categories = {one.name: one.category for one in found}
+        self._looks.bet(looked_NF)
+        self._means.add(looked_NF)
+        self._faults.bet(ratios_NS)
+        shown_NS = np.log1p(0.9 * np.nan_to_num(ratios_NS, nan=0.0, posinf=1e6))
+        stop = 0
+        for i, text in enumerate(page.texts):
+            start, stop = stop, stop + len(text.output)
+            sums = (part[start:stop].sum(0) for part in (shown_NS, looked_NF))
+            self.told.append(Told(number + i, *sums))
+        self.tokens += stop
+
+    @property
+    def value(self) -> float:
+        """The largest e-value there was: half is set on known faults, half on all others."""
+        return max(self._looks.most, 1.0 if self._faults is None else self._faults.most) / 2
+
+    @property
+    def against(self) -> bool:
+        """Whether the law is refuted; false alarms come with a chance of at most alpha."""
+        return self.value >= 1 / self._alpha
+
+    def intervals(self) -> dict[str, Interval]:
+        """How far each number that was looked at is from where it should be."""
+        return self._means.intervals()
+
+    def suspect(self) -> Suspect:
+        """Whose fault it looks like: the known one that fits best, if it refutes the law itself."""
+        faults = {} if self._faults is None else self._faults.logs
+        known = {name: log_e for name, log_e in faults.items() if name in self._categories}
+        others = self._looks.logs | {name: faults[name] for name in faults if name not in known}
+        name = max(known, key=lambda name: known[name], default="")
+        other = max(others, key=lambda name: others[name])
+        # A token that the law forbids refutes it at once, and says little about why.
+        beats = other == FORBIDDEN or known.get(name, 0.0) >= others[other]
+        if beats and known.get(name, 0.0) >= math.log(1 / self._alpha):
+            return Suspect(name, self._categories[name], known[name])
+        return Suspect(other, "rule bias", others[other])
+
+    def worst(self, name: str) -> Told:
+        """The text that says most for a suspect."""
+        faults = () if self._faults is None else self._faults.names
+        if name in faults:
+            column = faults.index(name)
+            return max(self.told, key=lambda told: float(told.of_fault[column]))
+        column, sign = self._looks.names.index(name), self.intervals()[name].mean
+        return max(self.told, key=lambda told: float(np.sign(sign) * told.of_look[column]))
+
+
+def within(intervals: Sequence[Interval], bound: float) -> bool:
+    """Whether every mean is known to be within a bound of 0."""
+    return all(interval.most <= bound for interval in intervals)

@@ -1,0 +1,66 @@
+"""`certify model`: texts of a model, speculation on, held to the law they should have."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from outrider.certify.model.book import set_controls
+from outrider.certify.model.certain import ends, greedy, logprobs, seeds
+from outrider.certify.model.plan import Plan, Progress
+from outrider.certify.model.report import Check, Report
+from outrider.certify.model.sampled import Sampling
+from outrider.certify.model.subject import Prompts, Subject
+from outrider.config import SamplingParams
+from outrider.errors import EmptyPrompt, InvalidConfig
+
+
+def certify(
+    subject: Subject,
+    prompts: Prompts,
+    params: SamplingParams,
+    plan: Plan | None = None,
+    progress: Progress = lambda _: None,
+) -> Report:
+    """Holds a subject to the law of plain decoding under `params`.
+
+    Greedy texts are held to the target's own choice token by token, seeds to their promise,
+    log-probabilities to the target's, and sampled texts, token by token, to the law that the
+    target's book gives given the text before. It stops when the law is refuted or shown to hold
+    within `plan.within`, whichever comes first, or when the budget is spent.
+
+    Args:
+        subject: who is certified.
+        prompts: token ids; several, so that one odd text decides nothing.
+        params: the controls; of `max_tokens`, `n`, `seed` and `stop` the plan's are used.
+        plan: how long, how sure; None = Plan().
+        progress: called with a line now and then.
+
+    Raises:
+        EmptyPrompt, InvalidConfig: nothing to certify; a grammar.
+        ModelError: the subject returned what is no text.
+    """
+    plan = Plan() if plan is None else plan
+    if not prompts or not all(len(prompt) for prompt in prompts):
+        raise EmptyPrompt("certify needs at least one prompt, none of them empty")
+    if params.temperature == 0:
+        raise InvalidConfig("temperature=0: greedy texts are certified anyway; name a temperature")
+    started = time.perf_counter()
+    own = replace(params, max_tokens=plan.length, n=1, seed=None, stop=(), logprobs=None)
+    checks = [
+        greedy(subject, prompts, own),
+        ends(subject, prompts, own, plan),
+        seeds(subject, prompts, own, plan),
+        logprobs(subject, prompts, own, plan),
+    ]
+    for check in checks:
+        progress(f"{check.name}: {check.said}")
+    if "nats" in checks[2].evidence:
+        said = "not looked at: texts of different seeds are the same"
+        sampled = control = Check("sampled law", "undecided", said)
+    else:
+        sampled, control = Sampling(subject, prompts, own, plan, progress).checks()
+    checks.append(sampled)
+    said = {name: getattr(own, name) for name in ("temperature", *set_controls(own))}
+    seconds = time.perf_counter() - started
+    return Report(subject.name, said, plan.within, plan.alpha, tuple(checks), control, seconds)

@@ -1,0 +1,200 @@
+"""Sampled texts, token by token against the law that the text before them gives."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from outrider.certify.bets import Wealth
+from outrider.certify.model.book import Text
+from outrider.certify.model.evidence import Evidence, within
+from outrider.certify.model.looks import looks, names
+from outrider.certify.model.plan import Plan, Progress, asked
+from outrider.certify.model.report import Check
+from outrider.certify.model.signatures import Page, emitted
+from outrider.certify.model.subject import Generate, Prompts, Subject, made
+from outrider.config import SamplingParams
+
+DRIFT = 0.01
+"""A bias that is surely smaller than this, and fits no known fault, is put down to rounding."""
+AT_ONCE = 1 << 20
+"""Numbers in the laws that are looked at together."""
+KEPT_BYTES = 1 << 26
+"""Laws kept for the negative control, the first ones."""
+
+
+class Sampling:
+    """Sampled texts, bet on until something is decided."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        prompts: Prompts,
+        params: SamplingParams,
+        plan: Plan,
+        progress: Progress,
+    ) -> None:
+        self._subject, self._prompts, self._params = subject, prompts, params
+        self._plan, self._progress = plan, progress
+        ends = bool(subject.target.ends)
+        self._num_looks = len(names(subject.draft is not None, ends))
+        self._horizon = plan.tokens(self._num_looks)
+        self._pages: list[Page] = []
+        self._kept = 0
+
+    def checks(self) -> tuple[Check, Check]:
+        """The law of sampled texts, and the negative control."""
+        evidence = self._evidence()
+        self._read(self._subject.generate, evidence, lambda: self._decided(evidence))
+        check = self._judged(evidence)
+        self._progress(f"{check.name}: {check.said}")
+        control = self._control(evidence)
+        self._progress(f"{control.name}: {control.said}")
+        return check, control
+
+    def _evidence(self) -> Evidence:
+        return Evidence(
+            with_draft=self._subject.draft is not None,
+            with_ends=bool(self._subject.target.ends),
+            alpha=self._plan.alpha,
+            horizon=self._horizon,
+            seed=self._plan.seed,
+        )
+
+    def _read(self, generate: Generate, evidence: Evidence, done: Callable[[], bool]) -> None:
+        """Calls of all prompts, each with a seed of its own, until it is done or spent."""
+        number, shown = 0, 0
+        while evidence.tokens < self._horizon:
+            seed = self._seed(number)
+            texts = made(generate, self._prompts, self._params, seed)
+            before = evidence.tokens
+            came = [
+                Text(tuple(prompt), text.token_ids)
+                for prompt, text in zip(self._prompts, texts, strict=True)
+                if text.token_ids
+            ]
+            at_once = max(1, AT_ONCE // (self._plan.length * self._subject.target.model.vocab_size))
+            for start in range(0, len(came), at_once):
+                some = came[start : start + at_once]
+                page = Page.of(some, self._params, self._subject.target, self._subject.draft)
+                evidence.read(page, number + start)
+                self._keep(page)
+            number += len(self._prompts)
+            if done() or evidence.tokens == before:
+                return
+            if evidence.tokens >= shown:
+                shown = evidence.tokens + self._horizon // 10
+                self._progress(
+                    f"sampled law: {evidence.tokens} of at most {self._horizon} tokens, "
+                    f"e = {evidence.value:.3g}"
+                )
+
+    def _seed(self, number: int) -> int:
+        return self._plan.seed + 2_000_003 + number
+
+    def _keep(self, page: Page) -> None:
+        size = page.p_NV.numel() * 8
+        if not self._pages or self._kept + size <= KEPT_BYTES:
+            self._kept += size
+            self._pages.append(page)
+
+    def _decided(self, evidence: Evidence) -> bool:
+        shown = evidence.tokens >= self._horizon // 4
+        return evidence.against or (shown and self._holds(evidence))
+
+    def _holds(self, evidence: Evidence) -> bool:
+        return within(list(evidence.intervals().values()), self._plan.within)
+
+    def _judged(self, evidence: Evidence) -> Check:
+        intervals = evidence.intervals()
+        furthest = max(intervals, key=lambda name: intervals[name].most)
+        numbers: dict[str, Any] = {
+            "tokens": evidence.tokens,
+            "e": evidence.value,
+            "furthest": furthest,
+            "at most": intervals[furthest].most,
+            "looks": {
+                name: {"mean": one.mean, "low": one.low, "high": one.high}
+                for name, one in intervals.items()
+            },
+        }
+        if evidence.against:
+            return self._refuted(evidence, numbers)
+        said = f"{evidence.tokens} tokens, e = {evidence.value:.3g}"
+        if self._holds(evidence):
+            most = intervals[furthest].most
+            told = f"within {most:.3f} of the target's law in all that was looked at ({said})"
+            return Check("sampled law", "lossless", told, numbers)
+        told = f"nothing against it, and not enough to say within {self._plan.within}: {said}; "
+        told += f"{furthest!r} may be off by {intervals[furthest].most:.3f}"
+        return Check("sampled law", "undecided", told, numbers)
+
+    def _refuted(self, evidence: Evidence, numbers: dict[str, Any]) -> Check:
+        suspect = evidence.suspect()
+        category, why = suspect.category, f"it fits: {suspect.name}"
+        intervals = list(evidence.intervals().values())
+        if category == "rule bias" and within(intervals, DRIFT):
+            category, why = "numeric drift", f"it is smaller than {DRIFT}"
+        if category == "rule bias" and self._plain_too():
+            category, why = "numeric drift", "plain decoding of the same engine differs as well"
+        told = evidence.worst(suspect.name)
+        number = told.number
+        where = {
+            "prompt": list(self._prompts[number % len(self._prompts)]),
+            "params": asked(self._params),
+            "seed": self._seed(number - number % len(self._prompts)),
+        }
+        numbers |= {"fits": suspect.name, "log e of it": suspect.log_e}
+        said = f"refuted after {evidence.tokens} tokens (e = {evidence.value:.3g}); {why}"
+        return Check("sampled law", category, said, numbers, where)
+
+    def _plain_too(self) -> bool:
+        """Whether texts without speculation are refuted just as well."""
+        if self._subject.plain is None:
+            return False
+        evidence = self._evidence()
+        self._read(self._subject.plain, evidence, lambda: self._decided(evidence))
+        return evidence.against
+
+    def _control(self, evidence: Evidence) -> Check:
+        """A bias of exactly `within`, drawn from the laws that were read, must be found."""
+        name = "negative control"
+        lies = [_lie(page) for page in self._pages]
+        distance = [
+            (lie_NV - page.p_NV).abs().sum(1) / 2
+            for lie_NV, page in zip(lies, self._pages, strict=True)
+        ]
+        if not distance or float(torch.cat(distance).mean()) <= 0:
+            return Check(name, "void", "no law was read in which anything could be planted")
+        share = min(1.0, self._plan.within / float(torch.cat(distance).mean()))
+        planted = share * float(torch.cat(distance).mean())
+        chance, rng = random.Random(self._plan.seed), torch.Generator()
+        rng.manual_seed(self._plan.seed)
+        wealth = Wealth(names(self._subject.draft is not None, bool(self._subject.target.ends)))
+        tokens, most = 0, 4 * max(self._horizon, evidence.tokens)
+        while wealth.most < 1 / self._plan.alpha and tokens < most:
+            at = chance.randrange(len(lies))
+            page, lie_NV = self._pages[at], lies[at]
+            law_NV = (1 - share) * page.p_NV + share * lie_NV
+            tokens_N = law_NV.multinomial(1, generator=rng).squeeze(1)
+            points = torch.rand(len(tokens_N), generator=rng, dtype=torch.float64).numpy()
+            wealth.bet(looks(page, tokens_N, points))
+            tokens += len(tokens_N)
+        numbers = {"planted": planted, "tokens": tokens}
+        if wealth.most >= 1 / self._plan.alpha:
+            said = f"a planted bias of {planted:.3g} was found after {tokens} tokens"
+            return Check(name, "rule bias", said, numbers)
+        said = f"a planted bias of {planted:.3g} was not found in {tokens} tokens: the run is void"
+        return Check(name, "void", said, numbers)
+
+
+def _lie(page: Page) -> torch.Tensor:
+    """A law some fault gives: the draft's likeliest token scored with its law, or a sharper p."""
+    if page.q_NV is None:
+        sharp_NV = page.p_NV**1.5
+        return sharp_NV / sharp_NV.sum(1, keepdim=True)
+    top_NV = torch.zeros_like(page.q_NV).scatter(1, page.q_NV.argmax(1, keepdim=True), 1.0)
+    return emitted(page.p_NV, top_NV, page.q_NV)

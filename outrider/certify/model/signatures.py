@@ -1,0 +1,158 @@
+"""Laws that known faults would give: each is tried as an alternative to the law that is due."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from outrider.certify.model.book import Book, Texts, set_controls, without
+from outrider.config import SamplingParams
+
+Category = Literal["rule bias", "numeric drift", "control ignored"]
+CUTS = "top_k", "top_p", "min_p", "typical_p"
+COUNTS = "repetition_penalty", "presence_penalty", "frequency_penalty"
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """A known fault.
+
+    Attributes:
+        name: what is wrong.
+        category: what kind of fault it is.
+        probs_N: the chance it gives to the tokens that came.
+    """
+
+    name: str
+    category: Category
+    probs_N: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some texts with what the signatures read of them; a row for each of their tokens.
+
+    Attributes:
+        texts: prompts and outputs.
+        params: their controls.
+        target: the target's book.
+        logits_NV: the target's rows.
+        p_NV: the law that is due.
+        draft: the draft model's book; None without one.
+        draft_logits_NV, q_NV: its rows, and its law under the same controls.
+    """
+
+    texts: Texts
+    params: SamplingParams
+    target: Book
+    logits_NV: Tensor
+    p_NV: Tensor
+    draft: Book | None = None
+    draft_logits_NV: Tensor | None = None
+    q_NV: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls, texts: Texts, params: SamplingParams, target: Book, draft: Book | None = None
+    ) -> Page:
+        """Reads the texts with both models."""
+        logits_NV = target.logits(texts)
+        p_NV = target.laws(logits_NV, texts, params)
+        if draft is None:
+            return cls(texts, params, target, logits_NV, p_NV)
+        own_NV = draft.logits(texts)[:, : p_NV.shape[1]]
+        q_NV = draft.laws(own_NV, texts, params)
+        return cls(texts, params, target, logits_NV, p_NV, draft, own_NV, q_NV)
+
+    def tokens(self) -> Tensor:
+        """What came, text after text."""
+        return torch.tensor([token for text in self.texts for token in text.output])
+
+    def firsts(self) -> Tensor:
+        """Where a text begins."""
+        return torch.tensor([i == 0 for text in self.texts for i in range(len(text.output))])
+
+    def law(self, params: SamplingParams, late: int = 0) -> Tensor:
+        """The target's law under other controls, or when they learn of tokens late."""
+        return self.target.laws(self.logits_NV, self.texts, params, late)
+
+    def at(self, law_NV: Tensor) -> Tensor:
+        """What a law gives to the tokens that came."""
+        return law_NV.gather(1, self.tokens()[:, None]).squeeze(1)
+
+
+def signatures(page: Page) -> Iterator[Signature]:
+    """Every fault that this request could have; always the same ones for the same parameters."""
+    yield from _of_controls(page)
+    p_NV = page.p_NV
+    # Row i's token came from the row before: what is added after a draft was taken one too early.
+    before_NV = torch.where(page.firsts()[:, None], p_NV, p_NV.roll(1, 0))
+    yield Signature("token from the row before", "rule bias", page.at(before_NV))
+    if page.target.ends:
+        rest_NV = p_NV.index_fill(1, torch.tensor(page.target.ends), 0)
+        rest_NV = rest_NV / rest_NV.sum(1, keepdim=True).clamp(min=1e-300)
+        yield Signature("end of text swallowed", "rule bias", page.at(rest_NV))
+    if page.q_NV is not None:
+        yield from _of_draft(page, page.q_NV)
+
+
+def _of_controls(page: Page) -> Iterator[Signature]:
+    params = page.params
+    for name in set_controls(params):
+        ignored_NV = page.law(without(params, name))
+        yield Signature(f"{name} ignored", "control ignored", page.at(ignored_NV))
+    if any(name in COUNTS for name in set_controls(params)):
+        for late in 1, 2:
+            name = f"penalties counted {late} late"
+            yield Signature(name, "control ignored", page.at(page.law(params, late)))
+
+
+def _of_draft(page: Page, q_NV: Tensor) -> Iterator[Signature]:
+    assert page.draft is not None and page.draft_logits_NV is not None
+    p_NV = page.p_NV
+    top_NV = torch.zeros_like(q_NV).scatter(1, q_NV.argmax(1, keepdim=True), 1.0)
+    yield Signature(
+        "likeliest token drafted, scored with the draft's law",
+        "rule bias",
+        page.at(emitted(p_NV, top_NV, q_NV)),
+    )
+    yield Signature("draft kept without a test", "rule bias", page.at(q_NV))
+    kept_NV = torch.minimum(p_NV, q_NV)
+    again_NV = kept_NV + (1 - kept_NV.sum(1, keepdim=True)) * p_NV
+    yield Signature("refused token drawn from the target", "rule bias", page.at(again_NV))
+    raw = page.params
+    for name in set(CUTS) & set(set_controls(raw)):
+        raw = without(raw, name)
+    if raw != page.params:
+        raw_NV = page.draft.laws(page.draft_logits_NV, page.texts, raw)
+        yield Signature(
+            "truncated draft, scored with its whole law",
+            "rule bias",
+            page.at(emitted(p_NV, q_NV, raw_NV)),
+        )
+        yield Signature(
+            "whole draft, scored with its truncated law",
+            "rule bias",
+            page.at(emitted(p_NV, raw_NV, q_NV)),
+        )
+    rough = page.draft_logits_NV.bfloat16().double()
+    rough_NV = page.draft.laws(rough, page.texts, page.params)
+    yield Signature(
+        "draft drawn in bfloat16, scored in float32",
+        "numeric drift",
+        page.at(emitted(p_NV, rough_NV, q_NV)),
+    )
+
+
+def emitted(p_NV: Tensor, drawn_NV: Tensor, scored_NV: Tensor) -> Tensor:
+    """What `token` writes for a token drawn from one law and tested with another; p if equal."""
+    keep_NV = torch.where(scored_NV > 0, p_NV / scored_NV.clamp(min=1e-300), 1.0).clamp(max=1)
+    keep_NV = torch.where(p_NV > 0, drawn_NV * keep_NV, 0.0)
+    rest_NV = (p_NV - scored_NV).clamp(min=0)
+    mass_N1 = rest_NV.sum(1, keepdim=True)
+    rest_NV = torch.where(mass_N1 > 0, rest_NV / mass_N1.clamp(min=1e-300), p_NV)
+    return keep_NV + (1 - keep_NV.sum(1, keepdim=True)).clamp(min=0) * rest_NV

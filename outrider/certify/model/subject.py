@@ -1,0 +1,80 @@
+"""What is certified: anything that continues token ids, and what it should have done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+from outrider.certify.model.book import Book
+from outrider.config import SamplingParams, as_tokens
+from outrider.errors import InvalidConfig, ModelError
+
+Prompts: TypeAlias = Sequence[Sequence[int]]
+Generate: TypeAlias = Callable[[Prompts, SamplingParams, int], Sequence[Any]]
+"""`(prompts, params, seed)` -> one text per prompt: token ids, or an object with `token_ids` and,
+where `params.logprobs` asks for them, `logprobs`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """One text that was made: its new tokens, and their log-probabilities where they were told."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Who is certified, and against what.
+
+    Attributes:
+        name: for the report.
+        generate: with speculation on.
+        target: the target's book, which says what should come.
+        plain: the same with speculation off; None where it cannot be had.
+        draft: the draft model's book; None without one, or where it is not to be had.
+        near_tie: two logits closer than this may change places by rounding alone.
+        seeded: whether a seed is promised to give the same text again.
+    """
+
+    name: str
+    generate: Generate
+    target: Book
+    plain: Generate | None = None
+    draft: Book | None = None
+    near_tie: float = 1e-3
+    seeded: bool = True
+
+
+def made(generate: Generate, prompts: Prompts, params: SamplingParams, seed: int) -> list[Made]:
+    """What came out, looked through.
+
+    Raises:
+        ModelError: another number of texts than prompts, or something that is no text.
+    """
+    out = list(generate(prompts, params, seed))
+    if len(out) != len(prompts):
+        raise ModelError(
+            f"{len(prompts)} prompts gave {len(out)} texts; generate(prompts, params, seed) "
+            "returns one text per prompt"
+        )
+    return [_made(one) for one in out]
+
+
+def _made(one: Any) -> Made:
+    tokens, logprobs = getattr(one, "token_ids", one), getattr(one, "logprobs", None)
+    try:
+        ids = as_tokens("text", tokens)
+    except InvalidConfig as error:
+        raise ModelError(f"generate returned what is no text: {error}") from error
+    if logprobs is None:
+        return Made(ids)
+    told = tuple(_number(entry) for entry in cast("Sequence[Any]", logprobs))
+    if len(told) != len(ids):
+        raise ModelError(f"a text of {len(ids)} tokens came with {len(told)} log-probabilities")
+    return Made(ids, told)
+
+
+def _number(entry: Any) -> float:
+    return float(getattr(entry, "logprob", entry))

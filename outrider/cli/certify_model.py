@@ -1,0 +1,159 @@
+"""`outrider certify model`: what comes out of a model, held to the law of plain decoding."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from outrider.cli import options, terminal
+from outrider.config import SamplingParams
+from outrider.errors import EmptyPrompt
+
+if TYPE_CHECKING:
+    from outrider.certify.model.report import Report
+    from outrider.llm import LLM
+
+LAW = SamplingParams()
+PROMPTS, PROMPT_TOKENS = 32, 24
+"""Of the bundled set: all are read again for every text."""
+
+
+def certify_model(
+    model: options.Model = "bundled",
+    drafter: options.Drafter = "auto",
+    depth: options.Depth = None,
+    rule: Annotated[
+        str, typer.Option("--rule", help="The verification rule; coupled for a seed's own texts.")
+    ] = "block",
+    width: options.Width = 1,
+    nodes: options.Nodes = None,
+    lossy: options.Lossy = False,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", "-f", help="Prompts, one a line; by default the bundled ones."),
+    ] = None,
+    temperature: Annotated[float, typer.Option("--temperature", "-t")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 = all.")] = LAW.top_k,
+    top_p: Annotated[float, typer.Option(help="Keep the likeliest of this mass.")] = LAW.top_p,
+    min_p: Annotated[
+        float, typer.Option(help="Keep tokens at least this likely beside the likeliest.")
+    ] = LAW.min_p,
+    typical_p: options.TypicalP = LAW.typical_p,
+    repetition_penalty: options.RepetitionPenalty = LAW.repetition_penalty,
+    presence_penalty: options.PresencePenalty = LAW.presence_penalty,
+    frequency_penalty: options.FrequencyPenalty = LAW.frequency_penalty,
+    no_repeat_ngram: options.NoRepeatNgram = LAW.no_repeat_ngram,
+    within: Annotated[
+        float, typer.Option(help="Total variation per token that counts as lossless.")
+    ] = 0.02,
+    alpha: Annotated[
+        float, typer.Option(help="Chance of a false alarm, and of a bound that is too low.")
+    ] = 0.01,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Tokens per text.")] = 16,
+    budget: Annotated[
+        int | None, typer.Option(help="Tokens at most; by default what --within needs.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the first text.")] = 1,
+    strict: options.Strict = None,
+    compile: options.Compile = None,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    json_output: options.Json = False,
+) -> int:
+    """Certify a model and its drafter: texts with speculation on, held to the target's law.
+
+    Greedy tokens, seeds and log-probabilities are compared with the target's own. Sampled tokens
+    are bet on one by one, against the exact law that the text before them gives: one may look at
+    any time, and it stops as soon as the law is refuted or shown to hold within --within. A bias of
+    just that size is planted and must be found, or the run is void. The verdict is one of lossless,
+    rule bias, numeric drift, control ignored, seed ignored, undecided, void.
+
+    \b
+    Exit codes: 0 lossless, 1 not, 3 undecided or void, 2 usage.
+
+    \b
+    Examples:
+      outrider certify model
+      outrider certify model --temperature 0.8 --top-k 40 --rule token
+      outrider certify model --model ./llama --drafter draft:./llama-small --file prompts.txt
+      outrider certify model --within 0.05 --json
+    """
+    from outrider.certify.adapters.own import subject
+    from outrider.certify.model.plan import Plan
+    from outrider.certify.model.run import certify
+
+    plan = Plan(within=within, alpha=alpha, length=max_tokens, budget=budget, seed=seed)
+    params = SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        typical_p=typical_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        no_repeat_ngram=no_repeat_ngram,
+    )
+    console = terminal.err()
+    loading = options.Loading(
+        model,
+        drafter,
+        depth,
+        strict=strict,
+        dtype=dtype,
+        device=device,
+        width=width,
+        nodes=nodes,
+        lossless=not lossy,
+        compile=compile,
+    )
+    llm = loading.load()
+    prompts = _prompts(llm, file)
+    with console.status("certifying ...") as status:
+        report = certify(
+            subject(llm, None if rule == "coupled" else rule),
+            prompts,
+            params,
+            plan,
+            lambda line: status.update(terminal.escaped(line)),
+        )
+    if json_output:
+        typer.echo(json.dumps(report.as_dict()))
+    else:
+        _print(report, terminal.out())
+    return report.exit_code
+
+
+def _prompts(llm: LLM, file: Path | None) -> list[list[int]]:
+    if file is None:
+        from outrider.models.bundled import eval_prompts
+
+        texts = eval_prompts("code")[:PROMPTS]
+        return [llm.tokenizer.encode(text)[:PROMPT_TOKENS] for text in texts]
+    lines = options.read_prompt(None, file).splitlines()
+    prompts = [llm.tokenizer.encode(line) for line in lines if line]
+    if not prompts:
+        raise EmptyPrompt(f"{file} has no prompt; write one on each line")
+    return prompts
+
+
+def _print(report: Report, console: Console) -> None:
+    table = Table(box=None, pad_edge=False)
+    for name in ("check", "verdict", "what was seen"):
+        table.add_column(name)
+    for check in (*report.checks, report.control):
+        caught = check is report.control and check.verdict == "rule bias"
+        verdict = "found" if caught else check.verdict
+        table.add_row(check.name, verdict, terminal.escaped(check.said).replace("[", r"\["))
+    console.print(table)
+    for check in report.checks:
+        if check.reproduction is not None:
+            console.out(f"\n{check.name}, to see it: {json.dumps(check.reproduction)}")
+    asked = ", ".join(f"{name} {value}" for name, value in report.controls.items())
+    console.out(f"\n{report.subject}; {asked}; {report.seconds:.0f} s", highlight=False)
+    console.out(f"verdict: {report.verdict}", highlight=False)

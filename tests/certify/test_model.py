@@ -1,0 +1,126 @@
+"""`certify model`: planted faults are found and told apart, a right engine passes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from outrider import SamplingParams
+from outrider.certify.model.book import Text
+from outrider.certify.model.plan import Plan
+from outrider.certify.model.report import Report
+from outrider.certify.model.run import certify
+from outrider.certify.model.signatures import emitted
+from outrider.certify.model.subject import Made, Subject
+from outrider.errors import EmptyPrompt, InvalidConfig, ModelError
+from tests.certify.faulty import DEPTH, END, FAULTS, PARAMS, VOCAB, law_of, subject
+
+PROMPTS = [[i % VOCAB] for i in range(64) if i % VOCAB != END]
+COARSE = Plan(within=0.06, alpha=0.01)
+FINE = {"draft in bfloat16"}
+"""Faults that are as small as rounding."""
+
+
+def told(report: Report) -> str:
+    return "; ".join(f"{one.name}: {one.said}" for one in (*report.checks, report.control))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_gets_its_verdict(fault: str) -> None:
+    plan = Plan(within=0.02, budget=40_000) if fault in FINE else COARSE
+    report = certify(subject(fault), PROMPTS, PARAMS, plan)
+    assert report.verdict == FAULTS[fault], told(report)
+    assert report.exit_code == 1
+    shown = [check.reproduction for check in report.checks if check.verdict == report.verdict]
+    assert shown and all(case is not None for case in shown)
+
+
+def test_a_right_engine_is_lossless() -> None:
+    report = certify(subject(), PROMPTS, PARAMS, COARSE)
+    assert (report.verdict, report.exit_code) == ("lossless", 0), told(report)
+    assert report.control.verdict == "rule bias"
+    json.dumps(report.as_dict())
+
+
+@pytest.mark.slow
+def test_two_hundred_right_runs_raise_no_more_alarms_than_declared() -> None:
+    plans = [Plan(within=0.06, alpha=0.02, seed=1 + 10**7 * run) for run in range(200)]
+    verdicts = [certify(subject(), PROMPTS, PARAMS, plan).verdict for plan in plans]
+    assert sum(verdict not in ("lossless", "undecided") for verdict in verdicts) <= 4
+
+
+def test_a_rounded_engine_is_drift_and_no_bias() -> None:
+    """Its plain decoding differs from the book as much as its speculation does."""
+    report = certify(subject(rounded=True), PROMPTS, PARAMS, COARSE)
+    assert {check.verdict for check in report.checks if check.name == "sampled law"} <= {
+        "numeric drift",
+        "lossless",
+    }, told(report)
+
+
+def test_too_little_is_not_enough() -> None:
+    report = certify(subject(), PROMPTS[:4], PARAMS, Plan(budget=100))
+    assert report.verdict in ("undecided", "void")
+    assert report.exit_code == 3
+
+
+def test_the_law_of_the_book_is_the_engines_own() -> None:
+    text = Text((1,), (5, 5, 7, END))
+    one = subject()
+    law_NV = one.target.laws(one.target.logits([text]), [text], PARAMS)
+    engine = one.generate
+    for i in range(len(text.output)):
+        row = engine.target_VV[[1, *text.output][i]]  # type: ignore[attr-defined]
+        due = torch.tensor(law_of(row, text.output[:i], PARAMS))
+        assert torch.allclose(law_NV[i], due, atol=1e-6)
+
+
+def test_a_token_drawn_and_scored_by_one_law_has_the_targets() -> None:
+    torch.manual_seed(0)
+    p, q, r = (torch.rand(5, VOCAB).double().pow(3) for _ in range(3))
+    p, q, r = (law / law.sum(1, keepdim=True) for law in (p, q, r))
+    assert torch.allclose(emitted(p, q, q), p)
+    assert (emitted(p, q, r) - p).abs().max() > 0.01
+    assert torch.allclose(emitted(p, q, r).sum(1), torch.ones(5).double())
+
+
+def test_what_is_no_text_is_refused() -> None:
+    good = subject()
+
+    def broken(out: Sequence[object]) -> Subject:
+        return Subject("broken", lambda *_: out, good.target)
+
+    for out, words in (
+        ([], "gave 0 texts"),
+        ([["a"]], "no text"),
+        ([Made((1, 2), (0.0,))], "1 log-prob"),
+    ):
+        with pytest.raises(ModelError, match=words):
+            certify(broken(out), [[1]], PARAMS, COARSE)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"within": 0}, "within=0"),
+        ({"alpha": 0.9}, "alpha=0.9"),
+        ({"length": 1}, "length=1"),
+        ({"budget": 0}, "budget=0"),
+    ],
+)
+def test_plans_that_cannot_be_meant(wrong: dict[str, float], words: str) -> None:
+    with pytest.raises(InvalidConfig, match=words):
+        Plan(**wrong)  # type: ignore[arg-type]
+
+
+def test_nothing_to_certify() -> None:
+    with pytest.raises(EmptyPrompt):
+        certify(subject(), [], PARAMS)
+    with pytest.raises(InvalidConfig, match="temperature=0"):
+        certify(subject(), PROMPTS, SamplingParams(temperature=0))
+    with pytest.raises(InvalidConfig, match="grammar"):
+        certify(subject(), PROMPTS, SamplingParams(regex="a*"))
+    assert DEPTH > 1

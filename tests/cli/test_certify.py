@@ -1,0 +1,75 @@
+"""`outrider certify` from the command line: what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Ran
+
+FEW = ("--budget", "200", "--max-tokens", "6", "--within", "0.3")
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> str:
+    path = tmp_path / "prompts.txt"
+    path.write_text("import os\n\ndef f(x):\nclass A:\nx = \n")
+    return str(path)
+
+
+def test_a_model_is_certified_as_json(
+    outrider: Callable[..., Ran], model: str, prompts: str
+) -> None:
+    options = ("--model", model, "--drafter", "ngram", "--file", prompts, "--json")
+    ran = outrider("certify", "model", *options, *FEW)
+    told = json.loads(ran.out)
+    assert (ran.code, told["verdict"]) == (told["exit_code"], "lossless")
+    names = [check["name"] for check in told["checks"]]
+    assert names == ["greedy", "ends", "seeds", "logprobs", "sampled law"]
+    assert told["control"]["evidence"]["planted"] > 0
+
+
+def test_a_lossy_rule_is_found(outrider: Callable[..., Ran], prompts: str) -> None:
+    options = ("--drafter", "draft", "--lossy", "--rule", "typical-acceptance", "--file", prompts)
+    ran = outrider("certify", "model", *options, "--budget", "3000", "--within", "0.1")
+    assert ran.code == 1
+    assert "verdict: rule bias" in ran.out
+    assert "to see it" in ran.out
+
+
+def test_a_file_without_prompts(outrider: Callable[..., Ran], model: str, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.txt"
+    empty.write_text("\n\n")
+    ran = outrider("certify", "model", "--model", model, "--drafter", "none", "-f", str(empty))
+    assert ran.code == 2
+    assert "no prompt" in ran.err
+
+
+def test_vectors_are_written_and_answered(
+    outrider: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = json.loads(outrider("certify", "vectors", "--emit").out)
+    case = written["cases"][-1]
+    due = case.pop("expect")
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(case) + "\n"))
+    assert json.loads(outrider("certify", "vectors", "--answer").out) == due
+
+
+def test_vectors_of_another_version_are_refused(
+    outrider: Callable[..., Ran], tmp_path: Path
+) -> None:
+    old = tmp_path / "old.json"
+    old.write_text('{"version": 0, "cases": []}')
+    ran = outrider("certify", "vectors", "--check", "true", "--file", str(old))
+    assert ran.code == 2
+    assert "version 0" in ran.err
+
+
+def test_vectors_want_to_be_told_what_to_do(outrider: Callable[..., Ran]) -> None:
+    ran = outrider("certify", "vectors")
+    assert ran.code == 2
+    assert "--emit" in ran.err
