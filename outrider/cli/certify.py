@@ -13,6 +13,7 @@ from rich.table import Table
 
 from outrider.cli import options, terminal
 from outrider.cli.certify_model import certify_model
+from outrider.cli.certify_self import certify_self
 from outrider.cli.certify_vectors import certify_vectors
 from outrider.errors import InvalidConfig
 
@@ -26,6 +27,7 @@ FILE_WIDTH = 120
 """Columns of a table that goes to a file or a pipe."""
 
 certify = typer.Typer(rich_markup_mode=None)
+certify.command("self")(certify_self)
 certify.command("model")(certify_model)
 certify.command("vectors")(certify_vectors)
 
