@@ -143,6 +143,10 @@ class TokenTree:
             depths_BT = torch.nn.functional.pad(above_BN + 1, (1, 0))
         return depths_BT
 
+    def levels(self) -> Int64[Tensor, " B"]:
+        """Tokens on the longest path of each tree."""
+        return (self.depths() * torch.nn.functional.pad(self.is_node(), (1, 0))).amax(1)
+
     def ranks(self) -> Int64[Tensor, "B N"]:
         """Each node's place among its siblings, from 0."""
         same_BNN = self.parents_BN[:, :, None] == self.parents_BN[:, None, :]

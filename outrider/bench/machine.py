@@ -72,6 +72,23 @@ def busy_now(seconds: float = 2.0) -> float:
     return os.getloadavg()[0] / (os.cpu_count() or 1) if share is None else share
 
 
+def read_bandwidth(num_bytes: int = 1 << 28, repeats: int = 5) -> float:
+    """Bytes per second of the fastest of some streaming reads, with as many threads as torch has.
+
+    A sum reads and does next to nothing else, a product with a vector is what linear layers do;
+    `num_bytes` are to be more than the processor's caches hold.
+    """
+    matrix = torch.ones(num_bytes // 4096, 1024)
+    vector = torch.ones(1024)
+    found: list[float] = []
+    for read in (matrix.sum, lambda: matrix @ vector):
+        for _ in range(repeats):
+            start = time.perf_counter()
+            read()
+            found.append(matrix.nbytes / (time.perf_counter() - start))
+    return max(found)
+
+
 @dataclass(frozen=True, slots=True)
 class _Ticks:
     """Clock ticks summed over all processors: elapsed, not idle, and this process's own."""

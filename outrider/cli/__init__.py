@@ -1,4 +1,4 @@
-"""The command line: `outrider generate`, `demo`, `doctor`, `certify` and `train`."""
+"""The command line: `outrider generate`, `demo`, `doctor`, `profile`, `certify` and `train`."""
 
 from outrider.cli.app import main, run
 

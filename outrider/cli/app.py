@@ -12,6 +12,7 @@ from outrider.cli.certify import certify
 from outrider.cli.demo import demo
 from outrider.cli.doctor import doctor
 from outrider.cli.generate import generate
+from outrider.cli.profile import profile
 from outrider.cli.terminal import INTERRUPTED, drop_output, error_line, flush, prepare
 from outrider.cli.train import train_lm
 from outrider.errors import OutriderError
@@ -32,6 +33,7 @@ app.add_typer(certify, name="certify")
 app.command()(generate)
 app.command()(demo)
 app.command()(doctor)
+app.command()(profile)
 train.command("lm")(train_lm)
 
 
@@ -48,6 +50,7 @@ def outrider(
       outrider generate "def fibonacci(n):"
       outrider generate --model ./my-model --drafter ngram --file prompt.txt --compare
       outrider doctor
+      outrider profile
     """
     if version:
         typer.echo(f"outrider {__version__}")

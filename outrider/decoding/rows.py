@@ -7,6 +7,7 @@ them at a time, which never leave a processor's cache.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -69,6 +70,11 @@ class TargetRows(ABC):
     def on_host(self) -> bool:
         """Whether the host reads tensors there at no cost, so that it can leave work out."""
         return host.reads_free(self.device)
+
+    @property
+    def fits_caches(self) -> bool:
+        """Whether all rows fit into a processor's caches, so that reading them all costs little."""
+        return math.prod(self.shape) <= _CACHED
 
     def excess_mass(
         self,

@@ -122,7 +122,7 @@ def gumbel_race(
     seed_R, sample_R, position_R = (
         part.to(probs_RM.device) for part in (seed_R, sample_R, position_R)
     )
-    if probs_RM.device.type != "cpu":
+    if not host.reads_free(probs_RM.device):
         return _race_everywhere(probs_RM, ids_RM, seed_R, sample_R, position_R)
     support_RM = probs_RM.numpy() > 0
     if ids_RM is None and np.count_nonzero(support_RM) > DENSE_SHARE * probs_RM.numel():

@@ -198,8 +198,9 @@ class ModelDrafter(Drafter):
                 self.model.read(handle, self._known(head))
         counts = tuple(len(tokens) for tokens in pending)
         flat = torch.tensor([token for tokens in pending for token in self._known(tokens)])
-        ends = torch.tensor(list(itertools.accumulate(counts)))
-        last = None if len(flat) == len(counts) else ends - 1
+        last = None
+        if len(flat) > len(counts):
+            last = torch.tensor(list(itertools.accumulate(counts))) - 1
         return self.model.score(Rows(tuple(handles), counts, flat, ancestors_R, last))
 
     def _known(self, tokens: list[int]) -> list[int]:

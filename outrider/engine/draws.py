@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from outrider import noise
-from outrider.decoding import Draft, Draws, Kind, Law, RoundNoise, check_logits
+from outrider.decoding import Draft, Draws, Kind, Law, RoundNoise, check_logits, host
 from outrider.decoding.best import grow_best
 from outrider.decoding.grow import clipped, grow
 from outrider.decoding.laws import softmax
@@ -40,32 +40,32 @@ class GroupDraws:
     def sample(self, logits_nV: Tensor, members: Sequenced[int], index: int) -> list[int]:
         """Draws drafted token `index` of the `members`-th texts and keeps its law.
 
-        A row that is no law (NaN) is drafted from as if uniform: a bad guess costs speed only.
+        A row that is no law (NaN) is drafted from as if uniform, greedily any token from it: a bad
+        guess costs speed only.
         """
-        logits_nV = self._fit(logits_nV, members, [self._tokens[member] for member in members])
+        paths = [self._tokens[member] for member in members]
+        logits_nV = self._adjusted(logits_nV, members, paths)
         if not self._rule.needs_probs:
             tokens = logits_nV.argmax(-1).tolist()
             for member, token in zip(members, tokens, strict=True):
                 self._tokens[member].append(token)
             return tokens
-        probs_nV = self._controls.probs(logits_nV, members)
+        probs_nV = self._controls.probs(_sound(logits_nV), members)
         tokens = self._draws.draw(Law.dense(probs_nV), index, torch.tensor(members)).tolist()
         for row, (member, token) in enumerate(zip(members, tokens, strict=True)):
             self._tokens[member].append(token)
             self._laws[member].append(probs_nV[row])
         return tokens
 
-    def _fit(
+    def _adjusted(
         self, logits_nV: Tensor, members: Sequenced[int], paths: Sequenced[Sequenced[int]]
     ) -> Tensor:
-        """Rows of the target's width under the requests' controls, every row a law."""
+        """Rows of the target's width under the requests' controls."""
         missing = self._width - logits_nV.shape[-1]
         if missing > 0:
             logits_nV = torch.nn.functional.pad(logits_nV, (0, missing), value=-torch.inf)
         logits_nV = logits_nV[:, : self._width]
-        logits_nV = self._controls.adjusted(logits_nV, Places(members, paths))
-        usable = check_logits(logits_nV)
-        return logits_nV if usable.all() else logits_nV.masked_fill(~usable[:, None], 0.0)
+        return self._controls.adjusted(logits_nV, Places(members, paths))
 
     def grown(self, roots_nV: Tensor, depths: Sequenced[int], expand: ExpandNodes) -> Draft:
         """Trees, the drafter being asked level by level; see `drafters.base.RoundDraws`."""
@@ -85,7 +85,7 @@ class GroupDraws:
         `paths` are the drafted tokens before each row. Where the text is greedy the likeliest come
         first, whatever the temperature.
         """
-        logits_nV = self._fit(logits_nV, members, paths)
+        logits_nV = _sound(self._adjusted(logits_nV, members, paths))
         if not self._rule.needs_probs:
             return softmax(logits_nV.float())
         return self._controls.probs(logits_nV, members)
@@ -195,6 +195,14 @@ class StreamRng:
         value = noise.uniforms53(*self._address, self._next)
         self._next += 1
         return float(value)
+
+
+def _sound(logits_nV: Tensor) -> Tensor:
+    """The rows, those that are no law replaced by uniform ones."""
+    usable_n1 = check_logits(logits_nV)[:, None]
+    if host.reads_free(logits_nV.device) and usable_n1.all():
+        return logits_nV
+    return logits_nV.masked_fill(~usable_n1, 0.0)
 
 
 def _padded(tokens: Sequenced[Sequenced[int]]) -> tuple[Tensor, Tensor]:

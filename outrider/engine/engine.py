@@ -200,8 +200,7 @@ class Engine:
         tokens, drafted = tree.tokens_BN.tolist(), tree.counts_B.tolist()
         paths, extra = verdict.path_BD.tolist(), verdict.token_B.tolist()
         accepted, parents = verdict.num_accepted_B.tolist(), tree.parents_BN.tolist()
-        in_tree_BT = torch.nn.functional.pad(tree.is_node(), (1, 0))
-        levels = (tree.depths() * in_tree_BT).amax(1).tolist()
+        levels = drafted if tree.is_chain else tree.levels().tolist()
         for b, text in enumerate(group.texts):
             assert text.handle is not None
             path = paths[b][: accepted[b]]

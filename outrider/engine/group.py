@@ -76,6 +76,7 @@ class Scores:
         self._tree = draft.tree
         self._usable_R = check_logits(logits_RV)
         self._sound = False
+        self._usable: list[bool] | None = None
         self._counts = [count + 1 for count in draft.tree.counts_B.tolist()]
         self._owners = [b for b, count in enumerate(self._counts) for _ in range(count)]
 
@@ -86,7 +87,8 @@ class Scores:
             rows_RV = group.controls.adjusted(rows_RV, Places.of(self._tree))
             # A row whose only mass was on tokens that may not come is no law either.
             self._usable_R.logical_and_(check_logits(rows_RV))
-        self._sound = bool(self._usable_R.all())
+        # Elsewhere than on a processor the rule would wait for this: rows are looked at afterwards.
+        self._sound = host.reads_free(rows_RV.device) and bool(self._usable_R.all())
         if not self._sound:
             rows_RV = rows_RV.masked_fill(~self._usable_R[:, None], 0.0)
         if not group.rule.needs_probs:
@@ -105,12 +107,13 @@ class Scores:
         """The error of a text whose walk met a row that is no law."""
         if self._sound:
             return None
+        usable = self._usable = self._usable or self._usable_R.tolist()
         start = sum(self._counts[:text])
-        walked = self._usable_R[[start, *(start + row for row in path)]]
-        if walked.all():
+        walked = [usable[start + row] for row in (0, *path)]
+        if all(walked):
             return None
         return NonFinite(
-            f"the target's logits for row {int((~walked).nonzero()[0])} of the round hold NaN, "
+            f"the target's logits for row {walked.index(False)} of the round hold NaN, "
             "+inf or nothing finite; check the model's weights and dtype, and the controls that "
             "forbid tokens (min_tokens, bad_words, allowed_token_ids, grammars, no_repeat_ngram, "
             "processors)"

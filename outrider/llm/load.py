@@ -166,7 +166,7 @@ def share_cache(cache_bytes: int | None, target: LoadedTarget, drafter: Drafter)
     """
     if cache_bytes is None:
         return
-    for model in (target, *_draft_models(drafter)):
+    for model in (target, *draft_models(drafter)):
         if isinstance(model, RecurrentTarget):
             refuse_cache_bytes(cache_bytes, model.model.config.model_type)
     models = _cached(target, drafter)
@@ -204,11 +204,11 @@ def plan_cache(target: LoadedTarget, drafter: Drafter, max_texts: int) -> dict[s
 
 def _cached(target: LoadedTarget, drafter: Drafter) -> list[HuggingFaceTarget]:
     """The models that keep keys and values in blocks."""
-    models = (target, *_draft_models(drafter))
+    models = (target, *draft_models(drafter))
     return [model for model in models if isinstance(model, HuggingFaceTarget)]
 
 
-def _draft_models(drafter: Drafter) -> list[Target]:
+def draft_models(drafter: Drafter) -> list[Target]:
     """The models a drafter guesses with."""
     parts = drafter.drafters if isinstance(drafter, CombinedDrafter) else (drafter,)
     drafts = [part.model for part in parts if isinstance(part, ModelDrafter)]

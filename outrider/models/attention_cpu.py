@@ -1,8 +1,9 @@
 """The fast attention body for processors: the query heads of one key head folded into rows.
 
-One small context is one masked product. A long one goes in pieces of keys whose scores stay in the
-processor's cache, or, in 16 bits or of many rows, through torch's flash kernel; parts are merged by
-log-sum-exp.
+A few rows are one call of torch's fused kernel: what lies between several calls costs more than
+their arithmetic, most of all where threads wait for each other. Else one small context is one
+masked product, and a long one goes in pieces of keys whose scores stay in the processor's cache,
+or, in 16 bits or of many rows, through the fused kernel; parts are merged by log-sum-exp.
 Dimension key: H query heads, G key heads, r rows, n keys, D width.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from outrider.models.attention_op import Options
 from outrider.models.plan import Visible
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
 
 PIECE_SCORES = 1 << 19
 """Scores computed at a time: 2 MB of float32, which stays in the processor's cache."""
+
+MASK_NUMBERS = 1 << 19
+"""Numbers in a mask for which all keys are seen in one call; it is read as the keys are."""
+
+FUSED_KEYS = 512
+"""Keys of a single key head up to which one call is made: what the kernel takes at a time."""
 
 FLASH_KEYS = 256
 """Keys seen by all rows from which torch's flash kernel pays."""
@@ -43,7 +50,9 @@ def attend_cpu(
     heads, rows, dim = query.shape
     groups, count, _ = keys.shape
     folded = query.reshape(groups, heads // groups * rows, dim)
-    if keys.shape[-1] == values.shape[-1] and _flash_pays(query, visible, options):
+    if _fused_pays(folded, keys, values, options):
+        out = _fused(folded, keys, values, visible, options)
+    elif keys.shape[-1] == values.shape[-1] and _flash_pays(query, visible, options):
         out = _in_two_parts(folded, keys, values, visible, options)
     elif (
         options.softcap is None
@@ -54,6 +63,27 @@ def attend_cpu(
     else:
         out = _in_pieces(folded, keys, values, visible, options)
     return out.view(heads, rows, -1).transpose(0, 1)
+
+
+def _fused_pays(folded: Tensor, keys: Tensor, values: Tensor, options: Options) -> bool:
+    groups, count, width = keys.shape
+    # One key head is one thread's, and each product inside of it another's call for all of them.
+    return (
+        options.softcap is None
+        and options.sinks is None
+        and width == values.shape[-1]
+        and (groups > 1 or count <= FUSED_KEYS)
+        and folded.shape[1] * count <= MASK_NUMBERS
+        and folded.device.type == "cpu"
+    )
+
+
+def _fused(
+    folded: Tensor, keys: Tensor, values: Tensor, visible: Visible, options: Options
+) -> Tensor:
+    mask = visible.mask(folded.shape[1], keys.shape[1], folded.dtype)
+    attend = nn.functional.scaled_dot_product_attention
+    return attend(folded[None], keys[None], values[None], mask, scale=options.scaling)
 
 
 def _whole(

@@ -30,7 +30,6 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.export.pt2_archive._package import AOTICompiledModel
 from transformers import PreTrainedModel
 
 from outrider.errors import ModelError, UnsupportedModel
@@ -84,7 +83,7 @@ def _attended(query: Tensor, keys: Tensor, values: Tensor, *_: Any) -> Tensor:
 def _linear(inputs: Tensor, which: int, out_features: int) -> Tensor:
     if not (failures := _failures.get()):
         try:
-            return _linears.get()[which](inputs).contiguous()
+            return _linears.get()[which].forward(inputs).contiguous()
         except BaseException as error:
             failures.append(error)
     return _product(inputs, which, out_features).zero_()
@@ -118,8 +117,8 @@ class CompiledForward:
             # torch's own aoti_load_package asks a compiler which instructions there are, by way of
             # a folder that anybody may have made. The key has the processor.
             aoti: Any = getattr(torch._C, "_aoti")  # noqa: B009
-            loader = aoti.AOTIModelPackageLoader(str(folder / PACKAGE), "model", False, 1, -1)
-            self._run: Any = AOTICompiledModel(loader)
+            path = str(folder / PACKAGE)
+            self._loader: Any = aoti.AOTIModelPackageLoader(path, "model", False, 1, -1)
             self.bind()
         except Exception as error:
             raise ModelError(
@@ -136,11 +135,12 @@ class CompiledForward:
         extra = self.folder / CONSTANTS
         if extra.is_file():
             held |= load_file(extra)
-        names: list[str] = self._run.get_constant_fqns()
+        names: list[str] = self._loader.get_constant_fqns()
         # The package reads these tensors where they are and never gives one back: it gets others
         # of the same memory, which are let go here.
         bound = {name: held[name].detach() for name in names}
-        self._run.load_constants(bound, check_full_update=True, user_managed=True)
+        inactive, copied, all_of_them, by_reference = False, False, True, True
+        self._loader.load_constants(bound, inactive, all_of_them, by_reference, copied)
         _let_go(self._bound)
         self._bound = bound
         if self._freed is not None:
@@ -159,7 +159,8 @@ class CompiledForward:
         failures: list[BaseException] = []
         linears, failed = _linears.set(self._linears), _failures.set(failures)
         try:
-            logits = self._run(tokens_1R, positions_1R, wanted_K)
+            # torch's own way there would parse descriptions of these three tensors at every call.
+            (logits,) = self._loader.boxed_run([tokens_1R, positions_1R, wanted_K])
         finally:
             _linears.reset(linears)
             _failures.reset(failed)

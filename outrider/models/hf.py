@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +40,7 @@ from outrider.models.capability import (
 )
 from outrider.models.compiled import CompiledForward, compiled_forward
 from outrider.models.context import context_of
-from outrider.models.device import pick_device
+from outrider.models.device import give_back_memory, pick_device
 from outrider.models.doors import Door
 from outrider.models.folder import auto_class, model_folder, no_progress_bar, unreadable
 from outrider.models.packing import PackedLinear, arrange_linears, restore_linears
@@ -159,13 +159,15 @@ class HuggingFaceTarget(Target):
         if keeps_recurrent_state(model):
             refuse_cache_bytes(cache_bytes, model.config.model_type)
             return RecurrentTarget(model, strict=strict, pack=pack)
-        return cls(
+        made = cls(
             model,
             strict=strict,
             pack=pack,
             cache_bytes=cache_bytes,
             share_prefixes=share_prefixes,
         )
+        give_back_memory()
+        return made
 
     def _adopt(self) -> None:
         texts = trial_texts(self.vocab_size, self.device)
@@ -408,7 +410,9 @@ class HuggingFaceTarget(Target):
             InvalidConfig: rows that contradict each other, or pass the model's context.
             OutOfMemory: the cache is full.
         """
-        self._check_tokens(rows.tokens_R)
+        tokens = rows.tokens_R.tolist()
+        if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
+            self._refuse(tokens)
         if not isinstance(self._texts, TwoRegimes):
             return self._read(rows)
         logits = self._texts.score(rows)
@@ -470,16 +474,15 @@ class HuggingFaceTarget(Target):
         kept = torch.cat((wanted, wanted[-1:].expand(missing))) if missing else wanted
         return self.model(**inputs, logits_to_keep=kept).logits[0, : len(wanted)]
 
-    def _check_tokens(self, tokens_R: Tensor) -> None:
-        low, high = tokens_R.aminmax() if tokens_R.numel() else (torch.zeros(()), torch.zeros(()))
-        if low < 0 or high >= self.vocab_size:
-            raise TokenOutOfRange(
-                f"token {int(low if low < 0 else high)} with a vocabulary of {self.vocab_size}; "
-                f"give ids from 0 to {self.vocab_size - 1}"
-            )
+    def _refuse(self, tokens: list[int]) -> NoReturn:
+        low, high = min(tokens), max(tokens)
+        raise TokenOutOfRange(
+            f"token {low if low < 0 else high} with a vocabulary of {self.vocab_size}; "
+            f"give ids from 0 to {self.vocab_size - 1}"
+        )
 
     def _check_length(self, plan: Plan) -> None:
-        longest = int(plan.positions.max()) + 1
+        longest = 1 + max(span.highest_position for span in plan.spans)
         if self.max_length is not None and longest > self.max_length:
             raise InvalidConfig(
                 f"a sequence of {longest} tokens passes the model's context of {self.max_length}; "

@@ -20,7 +20,7 @@ from outrider.models.base import MAX_TREE_NODES, Rows
 from outrider.models.reach import Reach
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Int64
+    from jaxtyping import Bool, Float, Int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class Visible:
 
     `hidden` (bool `[r, n - masked]`, None: nothing is hidden) marks what a row must not see among
     tokens `masked..n-1`; tokens `first..masked-1` are seen by every row. `length` tokens are
-    committed; `paths` (None for a chain) are each row's own staged nodes, in order, wherever the
-    reach begins.
+    committed; `paths` are each row's own staged nodes, in order, wherever the reach begins; None
+    for a chain, and where no canonical order asks for them.
     """
 
     first: int
@@ -38,6 +38,27 @@ class Visible:
     hidden: Bool[Tensor, "r m"] | None
     length: int
     paths: tuple[Int64[Tensor, " _"], ...] | None = None
+    _masks: dict[tuple[int, int, torch.dtype], Tensor] = field(
+        default_factory=dict[tuple[int, int, torch.dtype], Tensor], init=False, repr=False
+    )
+
+    def mask(
+        self, folded: int, count: int, dtype: torch.dtype
+    ) -> Float[Tensor, "folded count"] | None:
+        """What is added to the scores of `count` keys, the rows as often as `folded` has them.
+
+        0 or -inf, made once for all layers; None: nothing is hidden.
+        """
+        hidden = self.hidden
+        if hidden is None:
+            return None
+        found = self._masks.get((folded, count, dtype))
+        if found is None:
+            rows = len(hidden)
+            mask = torch.zeros(folded // rows, rows, count, dtype=dtype, device=hidden.device)
+            mask[..., self.masked - self.first :].masked_fill_(hidden, float("-inf"))
+            found = self._masks[folded, count, dtype] = mask.view(folded, count)
+        return found
 
 
 @dataclass(slots=True)
@@ -77,6 +98,13 @@ class Span:
             return self.slots.count - self.num_rows
         return int(self.positions[-self.num_rows :].min())
 
+    @property
+    def highest_position(self) -> int:
+        """The largest position among the span's rows."""
+        if self.positions is None:
+            return self.slots.count - 1
+        return int(self.positions[-self.num_rows :].max())
+
     def visible(self, reach: Reach | None, device: torch.device) -> Visible:
         """Return what the rows see under a reach (None: everything before them), on a device."""
         found = self._visible.get((reach, device))
@@ -109,7 +137,7 @@ class Span:
         assert self.positions is not None
         nodes = torch.arange(self.num_staged, device=device)
         own = (self.ancestors[-rows:, None] >> nodes & 1).bool()
-        paths = tuple(torch.nonzero(path).flatten() for path in own)
+        paths = tuple(path.nonzero().flatten() for path in own) if self.align > 1 else None
         hidden = ~own
         masked = first if cut is not None else self.length
         if cut is not None:
@@ -122,9 +150,11 @@ class Span:
 def _moved(visible: Visible, device: torch.device) -> Visible:
     """Return the same on the device a layer computes on."""
     hidden, paths = visible.hidden, visible.paths
+    if hidden is None or hidden.device == device:
+        return visible
     return replace(
         visible,
-        hidden=None if hidden is None else hidden.to(device),
+        hidden=hidden.to(device),
         paths=None if paths is None else tuple(path.to(device) for path in paths),
     )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import drafters, generate, logprobs
+from benchmarks import drafters, generate, logprobs, start
 
 
 def test_drafters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,6 +43,17 @@ def test_generate(tmp_path: Path) -> None:
         assert row["tok_s"] is None or row["same"] == row["texts"] == row["batch"]
     best = [row for row in rows if row["ahead"] is None and row["tok_s"]]
     assert [row["way"].split(",")[0] for row in best] == ["outrider", "outrider"]
+
+
+@pytest.mark.slow
+def test_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "start.json"
+    assert start.main(["--smoke", "--anyway", "--json", str(out)]) == 0
+    found = json.loads(out.read_text())["medians"]
+    assert 0 < found["load_s"] < found["first_token_s"]
+    held = found["weights_bytes"] + found["cache_held_bytes"]
+    assert 0.8 * held < found["anonymous_bytes"] < 1.5 * held
+    assert "first token after the imports" in capsys.readouterr().out
 
 
 def test_logprobs(tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ def test_ten_thousand_blocks_used_again_leak_nothing(share: bool) -> None:
     assert cache.num_free_blocks + cache.num_idle_blocks == cache.num_blocks <= 20
     cache.forget_prefixes()
     assert cache.num_free_blocks == cache.num_blocks
-    assert not any(cache._allocator._promised) and not any(cache._allocator._users)
+    assert not cache._allocator._owner and not any(cache._allocator._users)
     assert not cache._prefixes._blocks and not cache._prefixes._keys
     pool = cache.pool(0, torch.empty(2, 1, 4), torch.empty(2, 1, 4))
     assert not pool.keys.any() and not pool.values.any()

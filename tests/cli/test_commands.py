@@ -32,7 +32,9 @@ def test_the_version(outrider: Command) -> None:
     assert outrider("--version") == Ran(0, f"outrider {__version__}\n", "")
 
 
-@pytest.mark.parametrize("words", [(), ("generate",), ("demo",), ("doctor",), ("train", "lm")])
+@pytest.mark.parametrize(
+    "words", [(), ("generate",), ("demo",), ("doctor",), ("profile",), ("train", "lm")]
+)
 def test_help_texts_carry_examples(outrider: Command, words: tuple[str, ...]) -> None:
     ran = outrider(*words, "--help")
     assert ran.code == 0

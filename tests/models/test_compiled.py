@@ -13,6 +13,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from outrider import SamplingParams, SpeculativeDecoder, SpeculativeDecoderConfig
+from outrider.drafters import ModelDrafter
 from outrider.errors import (
     InvalidConfig,
     ModelError,
@@ -186,6 +188,50 @@ def test_weights_are_let_go(target: HuggingFaceTarget) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OutOfMemory], ids=lambda e: e.__name__)
+def test_nothing_is_made_again_while_texts_are_made(
+    target: HuggingFaceTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any number of texts, rows and cached tokens, chains and trees: one package, bound once."""
+    draft = HuggingFaceTarget(tiny())
+    assert draft.compile(build=False)
+    made: list[str] = []
+
+    def noting(owner: Any, name: str) -> None:
+        call = getattr(owner, name)
+
+        def noted(*arguments: Any, **named: Any) -> Any:
+            made.append(name)
+            return call(*arguments, **named)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    for owner, name in (
+        (compiled, "_build"),
+        (compiled.CompiledForward, "__init__"),
+        (compiled.CompiledForward, "bind"),
+        (torch, "compile"),
+        (torch.export, "export"),
+        (torch._inductor, "aoti_compile_and_package"),
+    ):
+        noting(owner, name)
+    frames = dict(torch._dynamo.utils.counters["frames"])
+
+    def decode(width: int) -> None:
+        config = SpeculativeDecoderConfig(
+            k=3, width=width, sampling=SamplingParams(temperature=0, max_tokens=9)
+        )
+        decoder = SpeculativeDecoder(ModelDrafter(draft), target, config)
+        for lengths in ((1,), (3, 40, 7), (5, 6)):
+            decoder.generate_batch([random_tokens(n, n).tolist() for n in lengths])
+
+    decode(1)
+    decode(2)
+    assert made == [] and torch._dynamo.utils.counters["frames"] == frames
+    packing._note_arrangement(target.model)
+    decode(1)
+    assert made == ["bind"], "what is noted here is noticed"
+
+
 def test_what_is_raised_inside_comes_out_as_it_is(
     target: HuggingFaceTarget,
     monkeypatch: pytest.MonkeyPatch,
