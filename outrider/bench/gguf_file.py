@@ -23,7 +23,7 @@ KINDS = {torch.float32: (0, 0), torch.float16: (1, 1), torch.bfloat16: (30, 32)}
 """GGUF's numbers of a tensor's kind and of a file's."""
 
 _U32, _F32, _BOOL, _STRING, _ARRAY, _I32 = 4, 6, 7, 8, 9, 5
-_NORMAL, _CONTROL = 1, 3
+_NORMAL, _CONTROL, _UNUSED = 1, 3, 5
 # Splits words, numbers and signs; the bundled pair's own way of splitting is not one libllama has.
 _SPLIT = "smaug-bpe"
 
@@ -81,9 +81,8 @@ def _vocabulary(folder: Path | None, config: Any) -> dict[str, Any]:
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": _SPLIT,
         "tokenizer.ggml.tokens": [known.get(i, f"[unused {i}]") for i in range(size)],
-        # Tokens an inflated vocabulary has beyond the tokenizer's are read and never predicted.
         "tokenizer.ggml.token_type": [
-            _CONTROL if i in special or i not in known else _NORMAL for i in range(size)
+            _CONTROL if i in special else _NORMAL if i in known else _UNUSED for i in range(size)
         ],
         "tokenizer.ggml.merges": [
             pair if isinstance(pair, str) else " ".join(pair) for pair in saved["model"]["merges"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -12,9 +13,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from outrider.bench.gguf_file import write_gguf
+from outrider.bench.gguf_file import write, write_gguf
 from outrider.models.bundled import bundled_path
-from tests.models.families import SHAPE, random_model, with_weights
+from tests.models.families import FAMILIES, GEMMA3, SHAPE, random_model, with_weights
 
 needs_libllama = pytest.mark.skipif(
     importlib.util.find_spec("llama_cpp") is None,
@@ -67,3 +68,61 @@ def quantised_file(kind: str) -> Path:
     source = bundled_file("target", torch.float32)
     assert llama_cpp.llama_model_quantize(str(source).encode(), str(file).encode(), params) == 0
     return file
+
+
+WINDOW = 70
+
+
+@cache
+def windowed_file() -> tuple[PreTrainedModel, Path]:
+    """A Gemma 3 whose layers reach back 70 tokens, but every fourth, and the same as a file."""
+    family = replace(FAMILIES["gemma3"], options={**GEMMA3, "sliding_window": WINDOW})
+    model: Any = with_weights(family.config())
+    config = model.config
+    facts = {
+        "general.architecture": "gemma3",
+        "gemma3.block_count": config.num_hidden_layers,
+        "gemma3.context_length": config.max_position_embeddings,
+        "gemma3.embedding_length": config.hidden_size,
+        "gemma3.feed_forward_length": config.intermediate_size,
+        "gemma3.attention.head_count": config.num_attention_heads,
+        "gemma3.attention.head_count_kv": config.num_key_value_heads,
+        "gemma3.attention.key_length": config.head_dim,
+        "gemma3.attention.value_length": config.head_dim,
+        "gemma3.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "gemma3.attention.sliding_window": WINDOW,
+        "gemma3.attention.sliding_window_pattern": 4,
+        "gemma3.rope.freq_base": 1e6,
+        "gemma3.rope.freq_base_swa": 1e4,
+        "gemma3.vocab_size": config.vocab_size,
+        "tokenizer.ggml.model": "none",
+    }
+    names = {
+        "input_layernorm": "attn_norm",
+        "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output",
+        "self_attn.q_norm": "attn_q_norm",
+        "self_attn.k_norm": "attn_k_norm",
+        "post_attention_layernorm": "post_attention_norm",
+        "pre_feedforward_layernorm": "ffn_norm",
+        "post_feedforward_layernorm": "post_ffw_norm",
+        "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+    }
+    tensors: dict[str, torch.Tensor] = {}
+    for name, weight in model.state_dict().items():
+        path = name.removesuffix(".weight")
+        # The family's norms scale by one more than their weight; libllama's by the weight.
+        values = weight + 1 if "norm" in path else weight
+        if path in ("model.embed_tokens", "model.norm"):
+            whole = "token_embd" if path.endswith("tokens") else "output_norm"
+            tensors[f"{whole}.weight"] = values
+        elif path.startswith("model.layers."):
+            _, _, block, rest = path.split(".", 3)
+            tensors[f"blk.{block}.{names[rest]}.weight"] = values
+    file = _folder() / "windowed.gguf"
+    write(file, facts, tensors)
+    return model, file

@@ -29,7 +29,7 @@ from tests.models.families import (
     random_tokens,
     relative_error,
 )
-from tests.models.libllama_models import needs_libllama, random_file
+from tests.models.libllama_models import needs_libllama, random_file, windowed_file
 
 # The contract of every target.
 from tests.models.test_families import (  # noqa: F401
@@ -286,6 +286,44 @@ def test_a_failure_of_the_library_stages_nothing(pair, monkeypatch):
     for seq in seqs:
         assert relative_error(target.score(Rows((seq,), (6,), tokens[8:])), want) < TOLERANCE
         target.close(seq)
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_what_a_window_has_left_is_there_after_a_rollback(monkeypatch, guarded):
+    """libllama gives such cells away where one sequence alone holds them.
+
+    A freed cell before the text's own makes it look for room from the front.
+    """
+    model, file = windowed_file()
+    if not guarded:
+        monkeypatch.setattr(ModelFile, "window", 0)
+    target = LibllamaTarget(file)
+    other = read(target, random_tokens(1))
+    tokens = random_tokens(90)
+    seq = read(target, tokens[:75])
+    target.close(other)
+    for row in random_tokens(40, 4).split(1):
+        target.score(Rows((seq,), (1,), row))
+    target.discard(seq)
+    error = relative_error(
+        target.score(Rows((seq,), (15,), tokens[75:])), plain_logits(model, tokens)[75:]
+    )
+    assert error < TOLERANCE if guarded else error > 5 * TOLERANCE
+
+
+def test_trees_behind_a_window_equal_their_branches():
+    model, file = windowed_file()
+    target = LibllamaTarget(file)
+    assert target.scores_trees
+    prefix, nodes = random_tokens(150), random_tokens(len(test_families.PARENTS), 2)
+    want = plain_tree_logits(model, prefix, nodes, test_families.PARENTS)
+    seq = read(target, prefix)
+    ancestors = ancestors_of(test_families.PARENTS)
+    assert relative_error(target.score(Rows((seq,), (8,), nodes, ancestors)), want) < TOLERANCE
+    target.commit(seq, [0, 2, 5, 6])
+    text = torch.cat((prefix, nodes[[0, 2, 5, 6]], random_tokens(3, 3)))
+    got = target.score(Rows((seq,), (3,), text[-3:]))
+    assert relative_error(got, plain_logits(model, text)[-3:]) < TOLERANCE
 
 
 def test_a_model_whose_rows_are_wrong_is_refused(monkeypatch):

@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -82,7 +81,7 @@ class Memory:
         self._memory: Any = bindings.llama_get_memory(context)
         if not self._memory:
             raise ModelError(f"{str(self.file.path)!r} keeps nothing of a text; it is no decoder")
-        self._batch = _Batch(bindings, int(bindings.llama_n_batch(context)), ids)
+        self._batch = _Batch(bindings, int(bindings.llama_n_batch(context)))
         # The file outlives its contexts.
         close = weakref.finalize(self, _freed, bindings, context, self.file)
         return context, close
@@ -208,14 +207,14 @@ class Memory:
 class _Batch:
     """The struct a pass is given, over buffers that stay where they are."""
 
-    def __init__(self, bindings: Any, capacity: int, ids: int) -> None:
+    def __init__(self, bindings: Any, capacity: int) -> None:
         self.capacity = capacity
-        self._tokens = np.zeros(capacity, np.int32)
-        self._positions = np.zeros(capacity, np.int32)
-        self._counts = np.zeros(capacity, np.int32)
-        self._pointers = np.zeros(capacity, np.uint64)
-        self._wanted = np.zeros(capacity, np.int8)
-        self._ids = np.zeros(capacity, np.int32)
+        self._tokens = (ctypes.c_int32 * capacity)()
+        self._positions = (ctypes.c_int32 * capacity)()
+        self._counts = (ctypes.c_int32 * capacity)()
+        self._wanted = (ctypes.c_int8 * capacity)()
+        self._pointers = (ctypes.c_void_p * capacity)()
+        self._ids = (ctypes.c_int32 * capacity)()
         self.struct: Any = bindings.llama_batch()
         for name, buffer in (
             ("token", self._tokens),
@@ -225,7 +224,7 @@ class _Batch:
             ("logits", self._wanted),
         ):
             kind = dict(bindings.llama_batch._fields_)[name]
-            setattr(self.struct, name, ctypes.cast(buffer.ctypes.data, kind))
+            setattr(self.struct, name, ctypes.cast(buffer, kind))
 
     def fill(
         self,
@@ -243,12 +242,16 @@ class _Batch:
         self._counts[:count] = counts
         flat = [one for own in ids for one in own]
         if len(flat) > len(self._ids):
-            self._ids = np.zeros(2 * len(flat), np.int32)
+            self._ids = (ctypes.c_int32 * (2 * len(flat)))()
         self._ids[: len(flat)] = flat
-        starts = np.cumsum([0, *counts[:-1]], dtype=np.uint64)
-        self._pointers[:count] = self._ids.ctypes.data + 4 * starts
-        self._wanted[:count] = 0
-        self._wanted[wanted] = 1
+        place = ctypes.addressof(self._ids)
+        for row, own in enumerate(counts):
+            self._pointers[row] = place
+            place += 4 * own
+        ctypes.memset(self._wanted, len(wanted) == count, count)
+        if len(wanted) < count:
+            for row in wanted:
+                self._wanted[row] = 1
 
     def take_over(self, other: _Batch) -> None:
         """Say what another batch says."""

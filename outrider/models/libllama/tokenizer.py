@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -140,4 +141,7 @@ class GgufTokenizer(Tokenizer):
         """
         from llguidance.llamacpp import lltokenizer_from_vocab
 
-        return lltokenizer_from_vocab(self._vocab, eos_token=list(ends))
+        with warnings.catch_warnings():
+            # It asks libllama under names of before.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return lltokenizer_from_vocab(self._vocab, eos_token=list(ends))
