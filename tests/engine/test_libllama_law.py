@@ -25,7 +25,7 @@ from tests.models.libllama_models import needs_libllama
 pytestmark = needs_libllama
 single = pytest.fixture(scope="module", autouse=True)(one_thread)
 
-VOCAB, PREFIX, SAMPLES = 12, (3, 5), 3_000
+VOCAB, PREFIX, SAMPLES = 12, (3, 5), 2_000
 
 
 class Lying:
@@ -80,9 +80,9 @@ def p_value(target: LibllamaTarget, drafter: Drafter, rule: str, trees: TreeBudg
     ("rule", "trees"),
     [
         ("block", None),
-        ("token", None),
-        ("coupled", TreeBudget(3, 6)),
         ("hybrid-traversal", TreeBudget(3, 6)),
+        pytest.param("token", None, marks=pytest.mark.slow),
+        pytest.param("coupled", TreeBudget(3, 6), marks=pytest.mark.slow),
     ],
 )
 def test_the_law_is_that_of_the_files_rows(pair, rule: str, trees: TreeBudget | None) -> None:

@@ -108,7 +108,7 @@ def test_random_rounds_equal_plain_forwards(pair):
     model, target = pair
     chance = random.Random(3)
     texts: dict[int, list[int]] = {}
-    for _ in range(40):
+    for _ in range(25):
         if len(texts) < 4:
             tokens = random_tokens(chance.randrange(1, 30), chance.randrange(99)).tolist()
             texts[read(target, torch.tensor(tokens))] = tokens
@@ -324,6 +324,29 @@ def test_trees_behind_a_window_equal_their_branches():
     text = torch.cat((prefix, nodes[[0, 2, 5, 6]], random_tokens(3, 3)))
     got = target.score(Rows((seq,), (3,), text[-3:]))
     assert relative_error(got, plain_logits(model, text)[-3:]) < TOLERANCE
+
+
+@pytest.mark.parametrize("moment", ["staged_now", "path"])
+def test_an_interrupt_at_any_moment_is_made_good_by_discard(pair, monkeypatch, moment):
+    model, target = pair
+    tokens = random_tokens(20)
+    seq = read(target, tokens[:10])
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    def a_round():
+        target.score(Rows((seq,), (4,), random_tokens(4), ancestors_of([-1, 0, 0, 1])))
+        target.commit(seq, [0, 2])
+
+    monkeypatch.setattr(Text, moment, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        a_round()
+    monkeypatch.undo()
+    target.discard(seq)
+    got = target.score(Rows((seq,), (10,), tokens[10:]))
+    assert relative_error(got, plain_logits(model, tokens)[10:]) < TOLERANCE
+    target.close(seq)
 
 
 def test_a_model_whose_rows_are_wrong_is_refused(monkeypatch):

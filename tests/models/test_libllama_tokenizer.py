@@ -78,7 +78,7 @@ def test_conversations_go_through_the_files_template(ours, tmp_path) -> None:
     assert told.has_chat_template
     tokens = told.chat([{"role": "user", "content": "Hi"}])
     assert tokens[0] == 0 and told.decode(tokens) == "user: Hi\nassistant:"
-    with pytest.raises(InvalidConfig, match="refuses these messages.*no tools"):
+    with pytest.raises(InvalidConfig, match=r"refuses these messages.*no tools"):
         told.chat([{"role": "tool", "content": "Hi"}])
     with pytest.raises(InvalidConfig, match="at least one message"):
         told.chat([])

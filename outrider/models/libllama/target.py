@@ -251,9 +251,9 @@ class LibllamaTarget(Target):
     def discard(self, seq: int) -> None:
         """Forget every staged row of the sequence."""
         text = self._text(seq)
-        for one, tip in text.tips.items():
-            if tip != NOWHERE:
-                self._memory.remove(one, text.length)
+        # All ids: an interrupt may have come between a pass and the note of what it staged.
+        for one in text.ids:
+            self._memory.remove(one, text.length)
         self._forget(text)
 
     def _forget(self, text: Text) -> None:
