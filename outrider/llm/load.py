@@ -115,7 +115,7 @@ class Placement:
         reasons = {
             "strict=True": (
                 self.strict,
-                "libllama's rows carry the last bits of the pass they are in",
+                "the last bits of libllama's rows depend on where a text's cells lie",
             ),
             "compile=True": (self.compile is True, "libllama is machine code already"),
             "pack=True": (self.pack is True, "libllama lays weights out by itself"),

@@ -32,8 +32,8 @@ class LibllamaTarget(Target):
     """A model of a GGUF file behind `score`, `commit` and `discard`, on the processor.
 
     The weights stay in the file, in its quantisation. A trial at load compares chunks, trees and
-    rolled-back rows with a plain pass. Rows come with the bits of the pass they are in: a row of
-    five may differ in the last ones from the same row alone.
+    rolled-back rows with a plain pass. A row's last bits may depend on where its text's cells lie,
+    and on whether it is alone in its pass (docs/gguf.md).
 
     Args:
         file: the model, or the path of its file.
@@ -278,7 +278,6 @@ class LibllamaTarget(Target):
             "path": "sequence ids" if self.scores_trees else "sequence ids, chains alone",
             "exact_law": f"that of the file's own weights ({self.file.quantisation})",
             "strict": False,
-            "compiled": False,
             "vocab_size": self.vocab_size,
             "max_length": self.max_length,
             "cache": self.cache_plan(),

@@ -38,7 +38,6 @@ class GgufTokenizer(Tokenizer):
             raise ModelError(
                 f"{str(path)!r} holds no tokenizer; convert the model again, with its tokenizer"
             )
-        self._buffer = ctypes.create_string_buffer(256)
 
     def encode(self, text: str) -> list[int]:
         """Token ids, with the special tokens the tokenizer adds by itself.
@@ -67,13 +66,15 @@ class GgufTokenizer(Tokenizer):
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens, spaces left as they are."""
         tokens = (ctypes.c_int32 * len(ids))(*ids)
+        most = 16 * len(ids) + 1
         while True:
+            said = ctypes.create_string_buffer(most)
             size = self._bindings.llama_detokenize(
-                self._vocab, tokens, len(ids), self._buffer, len(self._buffer), False, False
+                self._vocab, tokens, len(ids), said, most, False, False
             )
             if size >= 0:
-                return self._buffer.raw[:size].decode("utf-8", "replace")
-            self._buffer = ctypes.create_string_buffer(-2 * size)
+                return said.raw[:size].decode("utf-8", "replace")
+            most = -size
 
     def vocabulary(self) -> dict[str, int]:
         """Every token's text and id, but those that only fill the vocabulary up."""
