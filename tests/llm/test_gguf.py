@@ -164,6 +164,19 @@ def test_a_cache_that_is_too_small_for_all_serves_them_in_turn() -> None:
         llm.generate([prompts[0] * 3], LAWS["greedy"])
 
 
+def test_more_trees_at_once_than_libllama_has_sequences_for() -> None:
+    """Drafts are left out where they do not fit, texts are the same, and all is given back."""
+    llm, params = loaded("draft", "tree"), SamplingParams(max_tokens=8, temperature=0)
+    prompts = [[7 + i, 304, 457, 292, 100 + i] for i in range(40)]
+    before = llm.metrics.plain_rounds
+    trees = llm.generate(prompts, params)
+    assert llm.metrics.plain_rounds > before
+    plain = loaded("none").generate(prompts, params)
+    assert [done.token_ids for done in trees] == [done.token_ids for done in plain]
+    target: Any = llm._target
+    assert not target._texts and len(target._memory._free_ids) == 256
+
+
 def test_what_a_file_cannot_honour_is_refused() -> None:
     target = bundled_file("target")
     for option in ({"strict": True}, {"compile": True}, {"pack": True}, {"dtype": "float32"}):

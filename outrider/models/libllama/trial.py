@@ -23,8 +23,8 @@ TRIAL_TOKENS = 8
 TRIALS = 4
 """Texts a model is tried on before it is refused."""
 TOLERANCE = 0.1
-"""Of a row's largest logit. Sums in another order move rows of quantised models by 0.02, their
-activations being rounded to eight bits; a key too many or too few among so few by more than this."""
+"""Of a row's largest logit. Sums in another order move rows of quantised models by 0.02, as their
+activations are rounded to eight bits; a key too many or too few, among so few, moves them more."""
 
 
 def check_rows_of(target: Target, file: ModelFile) -> None:
