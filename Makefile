@@ -1,6 +1,7 @@
 # Two commands for everybody: `make demo` shows it, `make test` tests it. Both build .venv when it is missing.
 #   PYTHON          the interpreter .venv is made from (3.11 to 3.13)
 #   PIP_TORCH_ARGS  passed to pip for torch alone, e.g. an index with PyTorch's CPU build
+# `make .venv/installed-gguf` adds libllama, which tests of GGUF files need.
 
 PYTHON ?= python3
 PIP_TORCH_ARGS ?=
@@ -40,4 +41,11 @@ $(VENV)/installed: $(INPUTS) | $(BIN)/python
 
 $(VENV)/installed-dev: $(VENV)/installed
 	$(PIP_INSTALL) --no-build-isolation -e '.[dev]'
+	touch $@
+
+# For the tests of GGUF files, which are skipped without: libllama is built from source, in minutes.
+# It takes a C++ compiler and CMake.
+$(VENV)/installed-gguf: $(VENV)/installed-dev
+	$(PIP_INSTALL) scikit-build-core
+	CMAKE_ARGS="-DLLAVA_BUILD=OFF $(CMAKE_ARGS)" $(PIP_INSTALL) --no-build-isolation -e '.[gguf]'
 	touch $@

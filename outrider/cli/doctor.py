@@ -19,7 +19,15 @@ from outrider.errors import OutriderError, UnsupportedModel
 if TYPE_CHECKING:
     from outrider.llm import LLM
 
-PACKAGES = ("outrider", "outrider-models", "torch", "transformers", "tokenizers", "numpy")
+PACKAGES = (
+    "outrider",
+    "outrider-models",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "numpy",
+    "llama-cpp-python",
+)
 SELF_TEST_PROMPT = "def main():\n    "
 SELF_TEST_TOKENS = 32
 NOT_EQUAL = 1

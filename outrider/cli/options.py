@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from outrider.llm import LLM
 
 Model = Annotated[
-    str, typer.Option("--model", "-m", help="A local model folder, or 'bundled'.", metavar="MODEL")
+    str,
+    typer.Option(
+        "--model", "-m", help="A local model folder, a GGUF file, or 'bundled'.", metavar="MODEL"
+    ),
 ]
 Drafter = Annotated[
     str,

@@ -30,18 +30,20 @@ from outrider.engine.decoder import as_drafter
 from outrider.engine.settings import tree_budget
 from outrider.errors import EmptyPrompt, InvalidConfig, UnsupportedModel
 from outrider.llm.load import (
+    Loaded,
     Placement,
     as_dtype,
     folder_of,
     load_drafter,
     plan_cache,
     share_cache,
+    tokenizer_of,
 )
 from outrider.llm.options import Speculation
 from outrider.models.grammar import Grammars
-from outrider.models.hf import HuggingFaceTarget, LoadedTarget
+from outrider.models.hf import HuggingFaceTarget
 from outrider.models.protocol import DraftModel
-from outrider.models.text import TextTokenizer
+from outrider.models.text import Tokenizer
 from outrider.types import Completion, Delta, Request, SpeculativeMetrics
 
 Prompt = str | Sequence[int]
@@ -100,8 +102,8 @@ class LLM:
 
     def __init__(
         self,
-        target: LoadedTarget,
-        tokenizer: TextTokenizer,
+        target: Loaded,
+        tokenizer: Tokenizer,
         drafter: Drafter,
         *,
         k: int = 4,
@@ -150,7 +152,7 @@ class LLM:
         """Loads a model and who guesses for it.
 
         Args:
-            model: a local folder, or "bundled".
+            model: a local folder, a GGUF file, or "bundled".
             drafter: a Drafter, a DraftModel, or a spec: none, draft, draft:PATH, bridge:PATH,
                 ngram, suffix, recycle, grammar, int8, early-exit, early-exit:L, auto; or several
                 as a+b.
@@ -199,7 +201,7 @@ class LLM:
             options.pop("compile", "auto"),
         )
         folder = folder_of(model)
-        tokenizer = TextTokenizer(folder)
+        tokenizer = tokenizer_of(folder)
         target = cache(lambda: place.load(folder))
         if isinstance(drafter, str):
             drafter = load_drafter(asked, model, tokenizer, place, target)
@@ -210,7 +212,7 @@ class LLM:
         return cls(target(), tokenizer, drafter, k=k, rule=asked.rule, **options)
 
     @property
-    def target(self) -> LoadedTarget:
+    def target(self) -> Loaded:
         """The model whose law every text has."""
         return self._target
 

@@ -42,9 +42,13 @@ from outrider.models.hf import (
     model_folder,
     refuse_cache_bytes,
 )
+from outrider.models.libllama import GgufTokenizer, LibllamaTarget, is_gguf
 from outrider.models.quantised import quantised, quantised_anew
 from outrider.models.recurrent import RecurrentTarget
-from outrider.models.text import TextTokenizer
+from outrider.models.text import TextTokenizer, Tokenizer
+
+Loaded: TypeAlias = LoadedTarget | LibllamaTarget
+"""What a model folder, or a GGUF file, becomes."""
 
 Compile: TypeAlias = Literal["auto"] | bool
 """Whether forwards are compiled: "auto" where an earlier load with True has left them on disk."""
@@ -77,8 +81,21 @@ class Placement:
         if self.compile is True and self.strict:
             raise InvalidConfig(NOT_STRICT)
 
-    def load(self, folder: Path) -> LoadedTarget:
-        """The model of a folder."""
+    def load(self, folder: Path, *, guesses: bool = False) -> Loaded:
+        """The model of a folder or of a GGUF file.
+
+        Raises:
+            InvalidConfig: what a GGUF file cannot honour. Who only guesses may be asked for it,
+                beside a target that can.
+        """
+        if is_gguf(folder):
+            if not guesses:
+                self._check_file(folder)
+            if self.device not in (None, "cpu"):
+                raise InvalidConfig(
+                    f"device={self.device!r}: GGUF files run on the processor here; leave it out"
+                )
+            return LibllamaTarget(folder, share_prefixes=self.share_prefixes)
         loaded = HuggingFaceTarget.load(
             folder,
             device=self.device,
@@ -88,6 +105,30 @@ class Placement:
             share_prefixes=self.share_prefixes,
         )
         return self.compiled(loaded)
+
+    def _check_file(self, file: Path) -> None:
+        """Refuses what a GGUF file cannot be asked for.
+
+        Raises:
+            InvalidConfig: naming the option.
+        """
+        reasons = {
+            "strict=True": (
+                self.strict,
+                "the last bits of libllama's rows depend on where a text's cells lie",
+            ),
+            "compile=True": (self.compile is True, "libllama is machine code already"),
+            "pack=True": (self.pack is True, "libllama lays weights out by itself"),
+            f"dtype={self.dtype}": (
+                self.dtype is not None,
+                "the file's quantisation is the model's arithmetic",
+            ),
+        }
+        for name, (asked, reason) in reasons.items():
+            if asked:
+                raise InvalidConfig(
+                    f"{name} cannot be had of {str(file)!r}: {reason}; leave it out"
+                )
 
     def compiled(self, target: LoadedTarget) -> LoadedTarget:
         """The same target, compiled where that is asked for, or was done before.
@@ -127,7 +168,7 @@ def as_dtype(name: str | torch.dtype | None) -> torch.dtype | None:
 
 
 def folder_of(model: str | Path, name: str = "model") -> Path:
-    """The folder of `"bundled"` or of a path; `name` is what errors call it.
+    """The folder of `"bundled"` or of a path, or a GGUF file; `name` is what errors call it.
 
     Raises:
         InvalidConfig: something else than a path.
@@ -136,18 +177,30 @@ def folder_of(model: str | Path, name: str = "model") -> Path:
     """
     if not isinstance(model, (str, Path)):
         raise InvalidConfig(
-            f"{name}={shown(model)}: the path of a model folder, or 'bundled', is due; wrap a "
-            "loaded model in outrider.models.HuggingFaceTarget and give it to SpeculativeDecoder"
+            f"{name}={shown(model)}: the path of a model folder or GGUF file, or 'bundled', is "
+            "due; wrap a loaded model in outrider.models.HuggingFaceTarget and give it to "
+            "SpeculativeDecoder"
         )
     if str(model) == BUNDLED:
         return bundled_path("target")
     folder = Path(model).expanduser()
+    if is_gguf(folder):
+        return folder
     if not folder.is_dir():
         raise ModelError(
-            f"{name}={str(model)!r} is no folder; give a folder saved with save_pretrained, "
-            f"or 'bundled'{_remedy(str(model))}"
+            f"{name}={str(model)!r} is no folder; give a folder saved with save_pretrained, a GGUF "
+            f"file, or 'bundled'{_remedy(str(model))}"
         )
     return model_folder(folder)
+
+
+def tokenizer_of(folder: Path) -> Tokenizer:
+    """The tokenizer of a model folder or of a GGUF file.
+
+    Raises:
+        ModelError: there is none that can be read.
+    """
+    return GgufTokenizer(folder) if is_gguf(folder) else TextTokenizer(folder)
 
 
 def _remedy(model: str) -> str:
@@ -157,7 +210,7 @@ def _remedy(model: str) -> str:
     return f"; nothing is downloaded here: `hf download {model} --local-dir DIR` first"
 
 
-def share_cache(cache_bytes: int | None, target: LoadedTarget, drafter: Drafter) -> None:
+def share_cache(cache_bytes: int | None, target: Loaded, drafter: Drafter) -> None:
     """Bounds all caches together: target and draft models get room for as many tokens each.
 
     Raises:
@@ -176,7 +229,7 @@ def share_cache(cache_bytes: int | None, target: LoadedTarget, drafter: Drafter)
         model.limit_cache(cache_bytes * model.block_bytes // total)
 
 
-def plan_cache(target: LoadedTarget, drafter: Drafter, max_texts: int) -> dict[str, Any] | None:
+def plan_cache(target: Loaded, drafter: Drafter, max_texts: int) -> dict[str, Any] | None:
     """What the caches of target and draft model take, and may take, in bytes.
 
     None where none of them is of blocks.
@@ -202,10 +255,10 @@ def plan_cache(target: LoadedTarget, drafter: Drafter, max_texts: int) -> dict[s
     }
 
 
-def _cached(target: LoadedTarget, drafter: Drafter) -> list[HuggingFaceTarget]:
+def _cached(target: Loaded, drafter: Drafter) -> list[HuggingFaceTarget | LibllamaTarget]:
     """The models that keep keys and values in blocks."""
     models = (target, *draft_models(drafter))
-    return [model for model in models if isinstance(model, HuggingFaceTarget)]
+    return [model for model in models if isinstance(model, (HuggingFaceTarget, LibllamaTarget))]
 
 
 def draft_models(drafter: Drafter) -> list[Target]:
@@ -232,9 +285,9 @@ def draft_folder(spec: DrafterSpec, model: str | Path) -> Path | None:
 def load_drafter(
     options: Speculation,
     model: str | Path,
-    tokenizer: TextTokenizer,
+    tokenizer: Tokenizer,
     place: Placement,
-    target: Callable[[], LoadedTarget],
+    target: Callable[[], Loaded],
 ) -> Drafter:
     """The drafter of a spec string; `target` gives the target, loaded where it is not yet.
 
@@ -247,21 +300,27 @@ def load_drafter(
     def made(spec: DrafterSpec) -> Drafter:
         folder = draft_folder(spec, model)
         if folder is not None and spec.kind == "bridge":
-            warn_of_templates(own := TextTokenizer(folder), tokenizer)
+            warn_of_templates(own := tokenizer_of(folder), tokenizer)
             dictionary = Dictionary.of(tokenizer, own, target().vocab_size)
-            return ModelDrafter(BridgedModel(place.load(folder), dictionary), name="bridge")
+            bridged = BridgedModel(place.load(folder, guesses=True), dictionary)
+            return ModelDrafter(bridged, name="bridge")
         if folder is not None:
-            check_vocabularies(own := TextTokenizer(folder), tokenizer)
+            check_vocabularies(own := tokenizer_of(folder), tokenizer)
             warn_of_templates(own, tokenizer)
-            return ModelDrafter(place.load(folder))
+            return ModelDrafter(place.load(folder, guesses=True))
         if spec.kind == "early-exit":
             return EarlyExitDrafter(spec.layers or _best_layers(options, tokenizer, target()))
         if spec.kind == "int8":
             own_weights = target()
             if not isinstance(own_weights, HuggingFaceTarget):
+                reason = (
+                    "the target is a GGUF file, quantised already"
+                    if isinstance(own_weights, LibllamaTarget)
+                    else "the target has recurrent state"
+                )
                 raise UnsupportedModel(
-                    "drafter='int8' needs weights of linear layers alone, and the target has "
-                    "recurrent state; use drafter='ngram'"
+                    "drafter='int8' needs weights of linear layers alone, and "
+                    f"{reason}; use drafter='ngram'"
                 )
 
             def remade(old: Target) -> Target:
@@ -280,7 +339,7 @@ def load_drafter(
     return drafters[0] if len(drafters) == 1 else CombinedDrafter(drafters)
 
 
-def _best_layers(options: Speculation, tokenizer: TextTokenizer, target: LoadedTarget) -> int:
+def _best_layers(options: Speculation, tokenizer: Tokenizer, target: Loaded) -> int:
     """How many layers had best draft, for prompts of several kinds."""
     prompts = [tokenizer.encode(prompt) for prompt in PROMPTS]
     best = best_exit(search_exit(target, prompts, k=options.depth()))
@@ -293,7 +352,7 @@ def _best_layers(options: Speculation, tokenizer: TextTokenizer, target: LoadedT
     return best.layers
 
 
-def check_vocabularies(draft: TextTokenizer, target: TextTokenizer) -> None:
+def check_vocabularies(draft: Tokenizer, target: Tokenizer) -> None:
     """Refuses a draft whose tokens do not mean what the target's mean.
 
     Raises:
@@ -310,7 +369,7 @@ def check_vocabularies(draft: TextTokenizer, target: TextTokenizer) -> None:
     )
 
 
-def warn_of_templates(draft: TextTokenizer, target: TextTokenizer) -> None:
+def warn_of_templates(draft: Tokenizer, target: Tokenizer) -> None:
     """Warns where one side alone has a chat template: it was not trained on the other's texts."""
     if draft.has_chat_template == target.has_chat_template:
         return

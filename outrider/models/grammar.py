@@ -5,6 +5,7 @@ The one door of llguidance, which comes with the extra `grammar`.
 
 from __future__ import annotations
 
+import importlib.util
 import reprlib
 import threading
 from collections import OrderedDict
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from outrider.config import GrammarKind, SamplingParams
 from outrider.errors import InvalidConfig, MissingExtra, ModelError, UnsupportedModel
-from outrider.models.text import TextTokenizer
+from outrider.models.text import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -45,7 +46,7 @@ class Grammars:
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, tokenizer: TextTokenizer, width: int) -> Grammars:
+    def of(cls, tokenizer: Tokenizer, width: int) -> Grammars:
         """Those of a checkpoint's tokenizer."""
         ends = tokenizer.end_tokens()
         return cls(lambda: _read(tokenizer, ends), ends, width)
@@ -218,24 +219,22 @@ def _bits(tokens: Iterable[int], width: int) -> NDArray[np.uint8]:
     return np.packbits(flags, bitorder="little")
 
 
-def _read(tokenizer: TextTokenizer, ends: frozenset[int]) -> LLTokenizer:
+def _read(tokenizer: Tokenizer, ends: frozenset[int]) -> LLTokenizer:
     """llguidance's view of a tokenizer."""
-    try:
-        from llguidance import LLTokenizer
-    except ImportError as error:
+    if importlib.util.find_spec("llguidance") is None:
         raise MissingExtra(
             "json_schema, regex, grammar and choice need llguidance: "
             "pip install 'outrider[grammar]'"
-        ) from error
+        )
     if not ends:
         raise InvalidConfig(
             f"the model in {str(tokenizer.folder)!r} states no end of text, and a grammar's text "
             "ends with one; state eos_token_id in its generation_config.json"
         )
-    serialised = tokenizer.serialised()
-    num_tokens = max(tokenizer.vocabulary().values()) + 1
     try:
-        return LLTokenizer(serialised, eos_token=[end for end in ends if end < num_tokens] or None)
+        return tokenizer.for_grammars(sorted(ends))
+    except InvalidConfig:
+        raise
     except ValueError as error:
         raise UnsupportedModel(
             f"the tokenizer in {str(tokenizer.folder)!r} cannot be used with a grammar: {error}"

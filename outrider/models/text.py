@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import reprlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import copy
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from transformers import AutoTokenizer
 
 from outrider.config import as_tokens
 from outrider.errors import InvalidConfig, ModelError
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -25,8 +29,66 @@ TOKENIZER_FILES = (
 """Files of which a saved tokenizer has one at least."""
 
 
-class TextTokenizer:
-    """Text to token ids and back, the ends of text, and the chat template.
+class Tokenizer(ABC):
+    """Text to token ids and back, the ends of text, and the chat template."""
+
+    folder: Path
+    """Where it was read from: a folder, or a file."""
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """Token ids, with the special tokens the tokenizer adds by itself.
+
+        Raises:
+            InvalidConfig: text with a lone surrogate, which no bytes stand for.
+        """
+
+    @abstractmethod
+    def spell(self, text: str) -> list[int]:
+        """Token ids of a text in the middle of others, without special tokens."""
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text without special tokens, spaces left as they are."""
+
+    @abstractmethod
+    def vocabulary(self) -> dict[str, int]:
+        """Every token's text and id."""
+
+    @abstractmethod
+    def end_tokens(self) -> frozenset[int]:
+        """The ends of text."""
+
+    @property
+    @abstractmethod
+    def has_chat_template(self) -> bool:
+        """Whether conversations can be written with it."""
+
+    @abstractmethod
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of a conversation up to the assistant's turn.
+
+        Raises:
+            InvalidConfig: a tokenizer without a chat template, or messages it refuses.
+        """
+
+    @abstractmethod
+    def for_grammars(self, ends: Sequence[int]) -> LLTokenizer:
+        """llguidance's view of it, with these ends of text.
+
+        Raises:
+            InvalidConfig: a tokenizer of Python code alone.
+            ValueError: a tokenizer that llguidance cannot read.
+        """
+
+    def spellings(self, word: str) -> list[tuple[int, ...]]:
+        """The token ids of a word as it stands and, where that is another one, after a space."""
+        forms = [word] if word[:1].isspace() else [word, f" {word}"]
+        return list(dict.fromkeys(tuple(ids) for form in forms if (ids := self.spell(form))))
+
+
+class TextTokenizer(Tokenizer):
+    """A checkpoint's: text to token ids and back, the ends of text, and the chat template.
 
     Raises:
         ModelError: a folder without a tokenizer that can be read.
@@ -56,16 +118,11 @@ class TextTokenizer:
         Raises:
             InvalidConfig: text with a lone surrogate, which no bytes stand for.
         """
-        return list(self._tokenizer.encode(_whole(text)))
+        return list(self._tokenizer.encode(whole(text)))
 
     def spell(self, text: str) -> list[int]:
         """Token ids of a text in the middle of others, without special tokens."""
-        return list(self._tokenizer.encode(_whole(text), add_special_tokens=False))
-
-    def spellings(self, word: str) -> list[tuple[int, ...]]:
-        """The token ids of a word as it stands and, where that is another one, after a space."""
-        forms = [word] if word[:1].isspace() else [word, f" {word}"]
-        return list(dict.fromkeys(tuple(ids) for form in forms if (ids := self.spell(form))))
+        return list(self._tokenizer.encode(whole(text), add_special_tokens=False))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens, spaces left as they are."""
@@ -89,6 +146,19 @@ class TextTokenizer:
         bare.no_padding()
         bare.no_truncation()
         return bare.to_str()
+
+    def for_grammars(self, ends: Sequence[int]) -> LLTokenizer:
+        """llguidance's view of it, with those of these ends of text that are tokens of it.
+
+        Raises:
+            InvalidConfig: a tokenizer of Python code alone.
+            ValueError: a tokenizer that llguidance cannot read.
+        """
+        from llguidance import LLTokenizer
+
+        num_tokens = max(self.vocabulary().values()) + 1
+        known = [end for end in ends if end < num_tokens]
+        return LLTokenizer(self.serialised(), eos_token=known or None)
 
     def vocabulary(self) -> dict[str, int]:
         """Every token's text and id."""
@@ -122,14 +192,7 @@ class TextTokenizer:
             raise InvalidConfig(
                 f"the tokenizer in {str(self.folder)!r} has no chat template; use generate(...)"
             )
-        if len(_messages(messages)) == 0:
-            raise InvalidConfig(f"messages={messages!r}: at least one message is due")
-        for i, message in enumerate(_messages(messages)):
-            if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
-                raise InvalidConfig(
-                    f"messages[{i}]={reprlib.repr(message)}: a dictionary with role and content is "
-                    "due, such as {'role': 'user', 'content': 'Hello'}"
-                )
+        check_messages(messages)
         try:
             text = self._tokenizer.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=True
@@ -139,20 +202,36 @@ class TextTokenizer:
                 f"the chat template in {str(self.folder)!r} refuses these messages ({error}); "
                 "give dictionaries with a role and a content it knows"
             ) from error
-        return list(self._tokenizer.encode(_whole(text), add_special_tokens=False))
+        return list(self._tokenizer.encode(whole(text), add_special_tokens=False))
 
 
-def _messages(given: Any) -> list[Any]:
-    """The messages of a conversation, which come in a list."""
+def check_messages(given: Any) -> None:
+    """Refuses what is no conversation.
+
+    Raises:
+        InvalidConfig: no list, an empty one, or something in it that is no message.
+    """
     if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
         raise InvalidConfig(
             f"messages={reprlib.repr(given)}: a list of dictionaries with role and content is due"
         )
-    return list(cast("Sequence[Any]", given))
+    messages = cast("Sequence[Any]", given)
+    if len(messages) == 0:
+        raise InvalidConfig(f"messages={messages!r}: at least one message is due")
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
+            raise InvalidConfig(
+                f"messages[{i}]={reprlib.repr(message)}: a dictionary with role and content is "
+                "due, such as {'role': 'user', 'content': 'Hello'}"
+            )
 
 
-def _whole(text: str) -> str:
-    """The text itself, which tokenizers read as UTF-8."""
+def whole(text: str) -> str:
+    """The text itself, which tokenizers read as UTF-8.
+
+    Raises:
+        InvalidConfig: a lone surrogate.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -25,6 +25,7 @@ DOORS: dict[str, set[str]] = {
     "matplotlib": {"bench"},
     "scipy": {"certify"},
     "llguidance": {"models"},
+    "llama_cpp": {"models"},
     "triton": {"decoding"},
     "beartype": set(),
 }
