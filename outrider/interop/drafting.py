@@ -23,11 +23,11 @@ from outrider.engine.decoder import as_drafter
 from outrider.errors import InvalidConfig, VocabularyMismatch
 from outrider.interop.fields import defaults
 from outrider.interop.lend import lent
-from outrider.llm.load import Placement, folder_of
+from outrider.llm.load import Loaded, Placement, folder_of, tokenizer_of
 from outrider.models.base import Target
-from outrider.models.hf import HuggingFaceTarget, LoadedTarget
+from outrider.models.hf import HuggingFaceTarget
+from outrider.models.libllama import LibllamaTarget
 from outrider.models.recurrent import RecurrentTarget
-from outrider.models.text import TextTokenizer
 
 DEPTH = 4
 """Tokens drafted per round where nobody says."""
@@ -178,7 +178,7 @@ class Guesser:
             return ModelDrafter(lent(self.assistant).target, confidence=guess.confidence)
         if isinstance(self._given, DrafterSpec) and self._given.kind == "draft":
             self._given = self._loaded(self._given, model, target)
-        if isinstance(self._given, (HuggingFaceTarget, RecurrentTarget)):
+        if isinstance(self._given, (HuggingFaceTarget, RecurrentTarget, LibllamaTarget)):
             return ModelDrafter(self._given, confidence=guess.confidence)
         if isinstance(self._given, DrafterSpec) and self._given.kind in BY_NAME:
             return BY_NAME[self._given.kind]()
@@ -200,18 +200,18 @@ class Guesser:
                 "they differ; choose an assistant of the model's tokenizer"
             )
 
-    def _loaded(self, spec: DrafterSpec, model: PreTrainedModel, target: Target) -> LoadedTarget:
-        """The draft model of a folder, loaded once, where and as the calling model is."""
+    def _loaded(self, spec: DrafterSpec, model: PreTrainedModel, target: Target) -> Loaded:
+        """The draft model of a folder or a GGUF file, loaded once, where and as the calling model is."""
         assert spec.path is not None
         folder = folder_of(spec.path)
         if self._tokenizer is not None:
-            theirs = TextTokenizer(folder).vocabulary()
+            theirs = tokenizer_of(folder).vocabulary()
             if theirs != self._tokenizer.get_vocab():
                 raise VocabularyMismatch(
                     f"the draft model in {spec.path!r} has another vocabulary than tokenizer="
                     f"{type(self._tokenizer).__name__}; choose a draft of the model's tokenizer"
                 )
-        loaded = Placement(str(model.device), model.dtype).load(folder)
+        loaded = Placement(str(model.device), model.dtype).load(folder, guesses=True)
         if self._tokenizer is None:
             _check_width(loaded.vocab_size, target)
         return loaded

@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+import outrider
 from outrider import LLM, SamplingParams
 from outrider.bench.gguf_file import write_gguf
 from outrider.errors import InvalidConfig, OutOfMemory, UnsupportedModel, VocabularyMismatch
@@ -118,6 +119,15 @@ def test_a_file_and_a_folder_are_a_pair(mixed: str) -> None:
     fast, slow = (llm.generate(PROMPTS, LAWS["coupled"], depth=depth) for depth in (None, 0))
     assert [done.token_ids for done in fast] == [done.token_ids for done in slow]
     assert llm.metrics.acceptance_rate > 0.2
+
+
+def test_a_file_drafts_inside_transformers_generate() -> None:
+    model = LlamaForCausalLM.from_pretrained(bundled_path("target"), dtype=torch.float32)
+    ids = torch.tensor([[304, 457, 292, 1052, 83, 291, 199]])
+    ask = {"max_new_tokens": 24, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+    callable_ = outrider.custom_generate(drafter=f"draft:{bundled_file('draft')}")
+    ours = model.generate(ids, **ask, custom_generate=callable_)
+    assert torch.equal(ours, model.generate(ids, **ask))
 
 
 def test_a_bridged_file_drafts() -> None:
