@@ -30,6 +30,7 @@ from outrider.llm import LLM
 from outrider.llm.load import draft_models
 from outrider.models.attention_op import Forward
 from outrider.models.hf import HuggingFaceTarget
+from outrider.models.libllama import LibllamaTarget
 from outrider.models.packing import FusedLinear, OwnLinear, PackedLinear
 from outrider.models.quantised import Int8Linear
 from outrider.models.strict import SlabLinear
@@ -192,7 +193,12 @@ def profile(
     """
     if not prompts or batch < 1:
         raise InvalidConfig(f"{len(prompts)} prompts in batches of {batch}; give one at least")
-    target = _target_of(llm)
+    target = llm.target
+    if isinstance(target, LibllamaTarget):
+        raise UnsupportedModel(
+            "profile: a GGUF file's forward is one call of libllama, which nothing looks into; "
+            "give a model folder"
+        )
     if target.device.type != "cpu":
         raise UnsupportedModel(
             f"profile: the target is on {target.device}, whose calls return before they are done; "
@@ -315,15 +321,9 @@ def _hooks(llm: LLM, clock: Clock) -> Iterator[tuple[Any, str, Any]]:
                 yield timed(linear, "forward", None, stage, lambda *_, size=size: size)
 
 
-def _target_of(llm: LLM) -> Any:
-    target: Any = llm._requests.engine.target
-    # What an early exit wraps is the model.
-    return getattr(target, "target", target)
-
-
 def _models(llm: LLM) -> list[Any]:
     """Target and draft models, each once."""
-    found = (_target_of(llm), *draft_models(llm._requests.engine.drafter))
+    found = (llm.target, *draft_models(llm.drafter))
     return list({id(model): model for model in found}.values())
 
 

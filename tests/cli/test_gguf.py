@@ -44,3 +44,19 @@ def test_a_file_that_is_none_ends_in_one_line(
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith("error: ") and ran.err.count("\n") == 1
     assert "bad.gguf' cannot be loaded as a GGUF file" in ran.err
+
+
+def test_a_file_is_certified(outrider: Command, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("import os\ndef f(x):\n")
+    words = ("certify", "model", "--model", str(bundled_file("draft")), "--drafter", "ngram")
+    few = ("--file", str(prompts), "--within", "0.3", "--budget", "200", "-n", "6", "--json")
+    ran = outrider(*words, *few)
+    report = json.loads(ran.out)
+    assert report["verdict"] == "lossless", report["checks"]
+
+
+def test_nobody_looks_into_a_file(outrider: Command) -> None:
+    ran = outrider("profile", "--model", str(bundled_file("draft")), "--drafter", "none")
+    assert ran.code == 2
+    assert "one call of libllama" in ran.err

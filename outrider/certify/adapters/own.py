@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from outrider.certify.model.book import Book
 from outrider.certify.model.subject import Prompts, Subject
 from outrider.config import SamplingParams
@@ -14,9 +12,8 @@ from outrider.drafters import ModelDrafter
 from outrider.llm import LLM
 from outrider.types import Completion
 
-NEAR_TIE = {torch.float64: 1e-3, torch.float32: 1e-3}
-"""Where rounding may choose between two logits, by dtype; any other has a few bits."""
-COARSE_TIE = 0.25
+NEAR_TIE, COARSE_TIE = 1e-3, 0.25
+"""Where rounding may choose between two logits: of float32, and of dtypes of a few bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,5 +46,5 @@ def subject(llm: LLM, rule: str | None = None) -> Subject:
         target=Book(target, tuple(llm.tokenizer.end_tokens())),
         plain=Own(llm, depth=0),
         draft=draft,
-        near_tie=NEAR_TIE.get(target.dtype, COARSE_TIE),
+        near_tie=NEAR_TIE if target.info()["dtype"] == "float32" else COARSE_TIE,
     )
