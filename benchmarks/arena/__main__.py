@@ -1,0 +1,181 @@
+"""Engines side by side: the same checkpoints, prompts, tokens, threads and precision, interleaved.
+
+    python -m benchmarks.arena setup
+    python -m benchmarks.arena run --grid core --json arena.json
+    python -m benchmarks.arena report arena.json --png arena.png
+
+`setup` makes a virtual environment for each engine; `run` measures, and goes on where it was
+stopped; `report` prints the tables. An engine that is missing is skipped by name. Needs an
+otherwise idle machine. See docs/arena.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.arena.engines import ENGINES
+from benchmarks.arena.grid import GRIDS, Cell, Stage, cells
+from benchmarks.arena.home import Home, default_home
+from outrider.bench.machine import QUIET
+from outrider.bench.script import exit_code, floats, ints, names, others_at_work
+from outrider.errors import InvalidConfig
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0; 2 after one line about a user's mistake or a busy machine; 3 where the time was over."""
+    options = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    command = shlex.join(["python", "-m", "benchmarks.arena", *given])
+    results: list[int] = []
+    code = exit_code(lambda: results.append(DO[options.do](options, command)))
+    return code or results[0]
+
+
+def setup(options: argparse.Namespace, command: str) -> int:
+    """Virtual environments."""
+    from benchmarks.arena.setup import STEPS, set_up
+
+    for engine in options.engines:
+        if engine not in STEPS:
+            raise InvalidConfig(f"engine {engine!r} does not exist; there are {', '.join(STEPS)}")
+    set_up(Home(options.home), options.engines or tuple(STEPS), print)
+    return 0
+
+
+def run(options: argparse.Namespace, command: str) -> int:
+    """Measures, or goes on measuring."""
+    from benchmarks.arena.checkpoints import make
+    from benchmarks.arena.convert import convert
+    from benchmarks.arena.play import Arena, Settings
+    from benchmarks.arena.record import Record
+    from outrider.models.bundled import bundled_path, eval_prompts
+    from outrider.models.text import TextTokenizer
+
+    home = Home(options.home.resolve())
+    settings = Settings(
+        _arms(options),
+        options.pairs,
+        options.tokens,
+        options.k,
+        options.threads,
+        memory_gb=options.memory or round(0.6 * _memory_gb(), 1),
+    )
+    tokenizer = TextTokenizer(bundled_path("target"))
+    texts = [token for text in eval_prompts("code") for token in tokenizer.encode(text)]
+
+    def prepare(stage: Stage) -> None:
+        print(f"{stage}: checkpoints", file=sys.stderr, flush=True)
+        folder = home.checkpoint(stage.checkpoint)
+        if not (folder / f"draft-{stage.cost:g}").is_dir():
+            make(stage.checkpoint, folder, (stage.cost,))
+        convert(home, stage.checkpoint, f"draft-{stage.cost:g}")
+
+    chosen = _cells(options)
+    if options.prepare:
+        for stage in dict.fromkeys(cell.stage for cell in chosen):
+            prepare(stage)
+        return 0
+    options.smoke = False
+    if not options.wait:
+        others_at_work(options)
+    record = Record.opened(options.json, asdict(settings), command)
+    deadline = None if options.minutes is None else time.monotonic() + 60 * options.minutes
+
+    def tell(what: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
+
+    quiet = 1.0 if options.anyway else QUIET
+    arena = Arena(home, settings, record, texts, prepare, tell, deadline, options.wait, quiet)
+    finished = arena.play(chosen)
+    record.save()
+    tell("finished" if finished else "time over; the same command goes on")
+    return 0 if finished else 3
+
+
+def report(options: argparse.Namespace, command: str) -> int:
+    """Tables and a picture of what was found."""
+    from benchmarks.arena.tables import Found
+
+    found = Found.read(options.record)
+    print(found.markdown(options.record.name))
+    if options.png:
+        from benchmarks.arena.picture import draw
+
+        draw(found, options.png)
+    return 0
+
+
+DO = {"setup": setup, "run": run, "report": report}
+
+
+def _arms(options: argparse.Namespace) -> tuple[str, ...]:
+    if options.arms:
+        return options.arms
+    wanted = {
+        name: engine.arms if options.grid == "full" else engine.core
+        for name, engine in ENGINES.items()
+        if name in (options.engines or ENGINES)
+    }
+    return tuple(f"{name}/{arm}" for name, arms in wanted.items() for arm in arms)
+
+
+def _cells(options: argparse.Namespace) -> list[Cell]:
+    grid = list(GRIDS[options.grid])
+    given = (
+        options.checkpoints, options.temperatures, options.batches, options.prompts,
+        options.alphas, options.costs,
+    )  # fmt: skip
+    return cells(*(theirs or own for own, theirs in zip(grid, given, strict=True)))
+
+
+def _memory_gb() -> float:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.arena",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    jobs = parser.add_subparsers(dest="do", required=True)
+    home = argparse.ArgumentParser(add_help=False)
+    home.add_argument(
+        "--home", type=Path, default=default_home(), help="folder of environments and checkpoints"
+    )
+    one = jobs.add_parser("setup", parents=[home], help="install engines")
+    one.add_argument("engines", nargs="*", help="all of them where none is named")
+    add = jobs.add_parser("run", parents=[home], help="measure, or go on").add_argument
+    add("--grid", choices=GRIDS, default="core", help="what is measured (core)")
+    add("--json", type=Path, required=True, help="the record: written after every round, gone on")
+    add("--engines", type=names, help=f"of {','.join(ENGINES)}")
+    add("--arms", type=names, metavar="ENGINE/ARM,...", help="instead of the grid's own")
+    add("--checkpoints", type=names, help="instead of the grid's own; so are the next ones")
+    add("--temperatures", type=floats)
+    add("--batches", type=ints)
+    add("--prompts", type=ints, help="lengths of prompts in tokens")
+    add("--alphas", type=floats, help="imposed acceptance, on random weights")
+    add("--costs", type=floats, help="cost ratios that drafts are sized for, on random weights")
+    add("--pairs", type=int, default=16, help="rounds of a cell: A B C and C B A in turn (16)")
+    add("--tokens", type=int, default=64, help="new tokens a prompt (64)")
+    add("--k", type=int, default=4, help="drafted tokens a round, for everybody (4)")
+    add("--threads", type=int, default=os.cpu_count() or 1, help="of every engine (all)")
+    add("--memory", type=float, help="GB for the processes of a heat (0.6 of the machine's)")
+    add("--minutes", type=float, help="begin no round after so many")
+    add("--wait", action="store_true", help="wait while others are at work, instead of refusing")
+    add("--anyway", action="store_true", help="begin even when other processes are busy")
+    add("--prepare", action="store_true", help="make the checkpoints and stop")
+    three = jobs.add_parser("report", help="tables and a picture")
+    three.add_argument("record", type=Path, help="what `run` wrote")
+    three.add_argument("--png", type=Path, help="draw a picture too (the extra `bench`)")
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
