@@ -19,12 +19,22 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+from benchmarks.arena.checkpoints import make
+from benchmarks.arena.convert import convert
 from benchmarks.arena.engines import ENGINES
 from benchmarks.arena.grid import GRIDS, Cell, Stage, cells
 from benchmarks.arena.home import Home, default_home
+from benchmarks.arena.law import verdicts
+from benchmarks.arena.picture import draw
+from benchmarks.arena.play import Arena, Settings
+from benchmarks.arena.record import Record
+from benchmarks.arena.setup import STEPS, set_up
+from benchmarks.arena.tables import Found
 from outrider.bench.machine import QUIET
 from outrider.bench.script import exit_code, floats, ints, names, others_at_work
 from outrider.errors import InvalidConfig
+from outrider.models.bundled import bundled_path, eval_prompts
+from outrider.models.text import TextTokenizer
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -39,8 +49,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 def setup(options: argparse.Namespace, command: str) -> int:
     """Virtual environments."""
-    from benchmarks.arena.setup import STEPS, set_up
-
     for engine in options.engines:
         if engine not in STEPS:
             raise InvalidConfig(f"engine {engine!r} does not exist; there are {', '.join(STEPS)}")
@@ -50,13 +58,47 @@ def setup(options: argparse.Namespace, command: str) -> int:
 
 def run(options: argparse.Namespace, command: str) -> int:
     """Measures, or goes on measuring."""
-    from benchmarks.arena.checkpoints import make
-    from benchmarks.arena.convert import convert
-    from benchmarks.arena.play import Arena, Settings
-    from benchmarks.arena.record import Record
-    from outrider.models.bundled import bundled_path, eval_prompts
-    from outrider.models.text import TextTokenizer
+    if not options.wait and not options.prepare:
+        options.smoke = False
+        others_at_work(options)
+    arena = _arena(options, command)
+    chosen = _cells(options)
+    if options.prepare:
+        for stage in dict.fromkeys(cell.stage for cell in chosen):
+            arena.prepare(stage)
+        return 0
+    finished = arena.play(chosen)
+    arena.record.save()
+    arena.tell("finished" if finished else "time over; the same command goes on")
+    return 0 if finished else 3
 
+
+def law(options: argparse.Namespace, command: str) -> int:
+    """Samples short texts by everybody, and prints who follows the law."""
+    arena = _arena(options, command)
+    stage = _cells(options)[0].stage
+    arena.prepare(stage)
+    print("| arm | texts | variation | control | p |\n| --- | --- | --- | --- | --- |")
+    for one in verdicts(arena, stage, options.texts):
+        figures = f"{one.distance:.3f} | {one.control:.3f} | {one.p_value:.3f}"
+        print(f"| {one.arm} | {one.texts} | {figures} |", flush=True)
+    return 0
+
+
+def report(options: argparse.Namespace, command: str) -> int:
+    """Tables and a picture of what was found."""
+    found = Found.read(options.record)
+    print(found.markdown(options.record.name))
+    if options.png:
+        draw(found, options.png)
+    return 0
+
+
+DO = {"setup": setup, "run": run, "law": law, "report": report}
+
+
+def _arena(options: argparse.Namespace, command: str) -> Arena:
+    """The arena that the options ask for; `law` keeps no record on disk."""
     home = Home(options.home.resolve())
     settings = Settings(
         _arms(options),
@@ -69,49 +111,21 @@ def run(options: argparse.Namespace, command: str) -> int:
     tokenizer = TextTokenizer(bundled_path("target"))
     texts = [token for text in eval_prompts("code") for token in tokenizer.encode(text)]
 
-    def prepare(stage: Stage) -> None:
-        print(f"{stage}: checkpoints", file=sys.stderr, flush=True)
-        folder = home.checkpoint(stage.checkpoint)
-        if not (folder / f"draft-{stage.cost:g}").is_dir():
-            make(stage.checkpoint, folder, (stage.cost,))
-        convert(home, stage.checkpoint, f"draft-{stage.cost:g}")
-
-    chosen = _cells(options)
-    if options.prepare:
-        for stage in dict.fromkeys(cell.stage for cell in chosen):
-            prepare(stage)
-        return 0
-    options.smoke = False
-    if not options.wait:
-        others_at_work(options)
-    record = Record.opened(options.json, asdict(settings), command)
-    deadline = None if options.minutes is None else time.monotonic() + 60 * options.minutes
-
     def tell(what: str) -> None:
         print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
 
+    def prepare(stage: Stage) -> None:
+        folder, draft = home.checkpoint(stage.checkpoint), f"draft-{stage.cost:g}"
+        if not (folder / draft).is_dir():
+            tell(f"making {stage}")
+            make(stage.checkpoint, folder, (stage.cost,))
+        convert(home, stage.checkpoint, draft)
+
+    path = options.json or home.root / "law.json"
+    record = Record.opened(path, asdict(settings), command)
+    deadline = None if options.minutes is None else time.monotonic() + 60 * options.minutes
     quiet = 1.0 if options.anyway else QUIET
-    arena = Arena(home, settings, record, texts, prepare, tell, deadline, options.wait, quiet)
-    finished = arena.play(chosen)
-    record.save()
-    tell("finished" if finished else "time over; the same command goes on")
-    return 0 if finished else 3
-
-
-def report(options: argparse.Namespace, command: str) -> int:
-    """Tables and a picture of what was found."""
-    from benchmarks.arena.tables import Found
-
-    found = Found.read(options.record)
-    print(found.markdown(options.record.name))
-    if options.png:
-        from benchmarks.arena.picture import draw
-
-        draw(found, options.png)
-    return 0
-
-
-DO = {"setup": setup, "run": run, "report": report}
+    return Arena(home, settings, record, texts, prepare, tell, deadline, options.wait, quiet)
 
 
 def _arms(options: argparse.Namespace) -> tuple[str, ...]:
@@ -151,9 +165,24 @@ def _parser() -> argparse.ArgumentParser:
     )
     one = jobs.add_parser("setup", parents=[home], help="install engines")
     one.add_argument("engines", nargs="*", help="all of them where none is named")
-    add = jobs.add_parser("run", parents=[home], help="measure, or go on").add_argument
+    measured = _measured(home)
+    two = jobs.add_parser("run", parents=[measured], help="measure, or go on")
+    two.add_argument("--json", type=Path, required=True, help="the record, gone on with")
+    two.add_argument("--prepare", action="store_true", help="make the checkpoints and stop")
+    four = jobs.add_parser("law", parents=[measured], help="who samples from the target's law")
+    four.add_argument("--texts", type=int, default=200, help="short texts of each arm (200)")
+    four.set_defaults(json=None)
+    three = jobs.add_parser("report", help="tables and a picture")
+    three.add_argument("record", type=Path, help="what `run` wrote")
+    three.add_argument("--png", type=Path, help="draw a picture too (the extra `bench`)")
+    return parser
+
+
+def _measured(home: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Options of whatever starts engines."""
+    parser = argparse.ArgumentParser(add_help=False, parents=[home])
+    add = parser.add_argument
     add("--grid", choices=GRIDS, default="core", help="what is measured (core)")
-    add("--json", type=Path, required=True, help="the record: written after every round, gone on")
     add("--engines", type=names, help=f"of {','.join(ENGINES)}")
     add("--arms", type=names, metavar="ENGINE/ARM,...", help="instead of the grid's own")
     add("--checkpoints", type=names, help="instead of the grid's own; so are the next ones")
@@ -170,10 +199,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--minutes", type=float, help="begin no round after so many")
     add("--wait", action="store_true", help="wait while others are at work, instead of refusing")
     add("--anyway", action="store_true", help="begin even when other processes are busy")
-    add("--prepare", action="store_true", help="make the checkpoints and stop")
-    three = jobs.add_parser("report", help="tables and a picture")
-    three.add_argument("record", type=Path, help="what `run` wrote")
-    three.add_argument("--png", type=Path, help="draw a picture too (the extra `bench`)")
     return parser
 
 

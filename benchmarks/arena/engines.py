@@ -102,7 +102,7 @@ ENGINES = {
         ("plain", "draft", "ngram", "suffix"),
         ("plain", "draft", "ngram", "suffix"),
         1.2,
-        1700,
+        2300,
         (("8 bit", "a checkpoint quantised by another tool would be needed"),),
     ),
 }

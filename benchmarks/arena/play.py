@@ -98,7 +98,7 @@ class Arena:
         return True
 
     def _stage(self, stage: Stage, cells: Sequence[Cell]) -> None:
-        able = [arm for arm in map(Arm.of, self.settings.arms) if self._takes_part(stage, arm)]
+        able = self.able(stage)
         self.prepare(stage)
         for number, heat in enumerate(heats(able, self._bytes(stage), self.settings.memory_gb)):
             missing = {cell: self._missing(cell, number) for cell in cells}
@@ -109,6 +109,15 @@ class Arena:
                 for cell in (cell for cell, numbers in missing.items() if numbers):
                     self._cell(cell, str(number), missing[cell], contenders, processes)
                 self._note_peaks(stage, contenders)
+
+    def able(self, stage: Stage) -> list[Arm]:
+        """Arms that take part; the record is told why others do not."""
+        return [arm for arm in map(Arm.of, self.settings.arms) if self._takes_part(stage, arm)]
+
+    def start(self, stage: Stage, engine: str, arms: Sequence[Arm]) -> Process:
+        """A process with the stage's models, to be ended by whoever asked for it."""
+        log = self.home.root / f"{engine}.log"
+        return Process.start(self.home, engine, self._task(stage, arms), log)
 
     def _takes_part(self, stage: Stage, arm: Arm) -> bool:
         why = self.home.missing(arm.engine)
@@ -131,13 +140,10 @@ class Arena:
         contenders: list[Contender] = []
         processes: list[Process] = []
         for engine, arms in shared(heat):
-            self._quiet(processes)
             self.tell(f"starting {engine}: {', '.join(arm.name for arm in arms)}")
             share = Neighbours(lambda: sum(process.seconds() for process in processes))
             try:
-                process = Process.start(
-                    self.home, engine, self._task(stage, arms), self.home.root / f"{engine}.log"
-                )
+                process = self.start(stage, engine, arms)
             except (Refused, ModelError) as error:
                 for arm in arms:
                     self.record.skip(str(stage), str(arm), str(error))

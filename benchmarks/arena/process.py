@@ -34,9 +34,9 @@ class Process:
     """
 
     engine: str
+    popen: subprocess.Popen[str]
     startup_s: float = 0.0
     about: dict[str, Any] = field(default_factory=dict)
-    _popen: Any = None
 
     @classmethod
     def start(cls, home: Home, engine: str, task: Mapping[str, Any], log: Path) -> Process:
@@ -47,10 +47,9 @@ class Process:
             ModelError: it failed.
         """
         python = home.python(engine) or Path(sys.executable)
-        started = cls(engine)
         before = time.perf_counter()
         with log.open("ab") as errors:
-            started._popen = subprocess.Popen(
+            popen = subprocess.Popen(
                 [str(python), str(WORKERS / ENGINES[engine].worker)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -60,22 +59,27 @@ class Process:
                 # Its own group, so that it is stopped with everything it started.
                 start_new_session=True,
             )
-        started.about = started.ask({"do": "load", **task})
+        started = cls(engine, popen)
+        try:
+            started.about = started.ask({"do": "load", **task})
+        except (Refused, ModelError):
+            started.end()
+            raise
         started.startup_s = time.perf_counter() - before
         return started
 
     def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """One message, one answer."""
-        assert self._popen.stdin is not None and self._popen.stdout is not None
+        assert self.popen.stdin is not None and self.popen.stdout is not None
         try:
-            self._popen.stdin.write(json.dumps(message) + "\n")
-            self._popen.stdin.flush()
-            line = self._popen.stdout.readline()
+            self.popen.stdin.write(json.dumps(message) + "\n")
+            self.popen.stdin.flush()
+            line = self.popen.stdout.readline()
         except BrokenPipeError:
             line = ""
         if not line:
             raise ModelError(
-                f"the worker of {self.engine} ended with code {self._popen.wait()}; read its log"
+                f"the worker of {self.engine} ended with code {self.popen.wait()}; read its log"
             )
         answer: dict[str, Any] = json.loads(line)
         if "refused" in answer:
@@ -86,11 +90,11 @@ class Process:
 
     def rest(self) -> None:
         """Stops it and what it started: idle engines take no processor, spinning threads or not."""
-        os.killpg(self._popen.pid, signal.SIGSTOP)
+        os.killpg(self.popen.pid, signal.SIGSTOP)
 
     def wake(self) -> None:
         """Lets it go on."""
-        os.killpg(self._popen.pid, signal.SIGCONT)
+        os.killpg(self.popen.pid, signal.SIGCONT)
 
     def seconds(self) -> float:
         """Processor time it has taken, with all it started."""
@@ -103,8 +107,11 @@ class Process:
     def end(self) -> None:
         """Ends it, stopped or not."""
         with suppress(ProcessLookupError):
-            os.killpg(self._popen.pid, signal.SIGKILL)
-        self._popen.wait()
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        self.popen.wait()
+        for pipe in (self.popen.stdin, self.popen.stdout):
+            if pipe is not None:
+                pipe.close()
 
     def _family(self) -> list[int]:
         """Processes of its group."""
@@ -112,7 +119,7 @@ class Process:
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:
-                    if os.getpgid(int(entry.name)) == self._popen.pid:
+                    if os.getpgid(int(entry.name)) == self.popen.pid:
                         found.append(int(entry.name))
                 except ProcessLookupError:
                     continue
