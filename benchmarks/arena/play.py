@@ -26,6 +26,9 @@ from benchmarks.arena.record import Record
 from outrider.bench.machine import QUIET, Neighbours
 from outrider.errors import InvalidConfig, ModelError
 
+CONTEXT, MAX_BATCH = 2560, 4
+"""Room that every engine makes: tokens of a text, and texts."""
+
 EVERYWHERE = "everywhere"
 """Where an arm is skipped that takes part nowhere."""
 
@@ -169,8 +172,8 @@ class Arena:
             "alpha": stage.alpha,
             "threads": self.settings.threads,
             "k": self.settings.k,
-            "context": 2048 + 2 * self.settings.tokens,
-            "batch": 4,
+            "context": CONTEXT,
+            "batch": MAX_BATCH,
         }
 
     def _cell(

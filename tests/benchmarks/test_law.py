@@ -40,4 +40,4 @@ def test_variation_is_half_the_distance():
 def test_what_no_drafter_touched_does_not_count():
     toy = Toy(str(Arm("outrider", "none")))
     assert sampled(toy, [1, 2], 6, 0) == [(1, 2)] * 6
-    assert [what for _, what in toy.log] == ["wake", "run", "run", "rest"]
+    assert [what for _, what in toy.log] == ["wake", *["run"] * 6, "rest"]

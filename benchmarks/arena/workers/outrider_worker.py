@@ -38,8 +38,8 @@ class Outrider:
         torch.set_num_threads(task["threads"])
         self._task = task
         self._oracle: OracleDrafter | None = None
-        # Every run reads its prompts.
-        self._place = Placement(dtype=torch.float32, share_prefixes=False)
+        # Every run reads its prompts. Others compile too, and keep it on disk as this does.
+        self._place = Placement(dtype=torch.float32, share_prefixes=False, compile=True)
         self._target = self._load(task["target"])
         self._tokenizer = TextTokenizer(Path(task["target"]))
         self._cost: float | None = None
