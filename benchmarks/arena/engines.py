@@ -23,7 +23,7 @@ class Engine:
         copies: the target's weights that one process holds, in copies of the checkpoint, to guess
             how many processes fit into memory.
         base_mb: what a process takes without any weights.
-        absent: arms that others have and it has not, with the reason.
+        without_8_bit: why it has no arm of 8-bit weights; None where it has one.
     """
 
     worker: str
@@ -33,7 +33,7 @@ class Engine:
     core: tuple[str, ...]
     copies: float
     base_mb: int
-    absent: tuple[tuple[str, str], ...] = ()
+    without_8_bit: str | None = None
 
 
 ENGINES = {
@@ -55,7 +55,7 @@ ENGINES = {
         ("none", "draft", "ngram", "suffix"),
         1.5,
         600,
-        (("8 bit", "no target with 8-bit weights on a Hugging Face folder; see outrider-gguf"),),
+        "not for targets in Hugging Face folders; outrider-gguf has it",
     ),
     "outrider-gguf": Engine(
         "outrider_gguf_worker.py",
@@ -74,7 +74,7 @@ ENGINES = {
         ("plain", "assistant", "lookup", "generate_batch"),
         1.2,
         600,
-        (("8 bit", "nothing for CPUs without a further package"),),
+        "a further package would be needed",
     ),
     "llama.cpp": Engine(
         "llama_cpp_worker.py",
@@ -103,7 +103,7 @@ ENGINES = {
         ("plain", "draft", "ngram", "suffix"),
         1.2,
         2300,
-        (("8 bit", "a checkpoint quantised by another tool would be needed"),),
+        "a checkpoint quantised by another tool would be needed",
     ),
 }
 """In the order in which they appear in tables."""

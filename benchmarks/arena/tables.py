@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.arena.engines import ANCHOR, ENGINES, FLOAT, OURS, Arm
+from outrider.bench.machine import QUIET
 from outrider.bench.paired import RESAMPLES, Interval
 
 
@@ -161,9 +162,20 @@ class Found:
             f"Load average at each begin {loads}; others' share of the processors in a round at "
             f"most {max(others, default=0):.0%}; clocks {min(clocks, default=0):.0f} to "
             f"{max(clocks, default=0):.0f} MHz.",
+            f"8 bit: {self._absent()}.",
             "Brackets: bootstrap 95 % interval of the geometric mean over rounds.",
         ]
         return "\n".join(f"* {line}" for line in lines)
+
+    def _absent(self) -> str:
+        """Why some engines have no arm of 8-bit weights."""
+        taking = {Arm.of(arm).engine for arm in self.record["settings"].get("arms", ())}
+        absent = [
+            f"`{name}`: {ENGINES[name].without_8_bit}"
+            for name in ENGINES
+            if name in taking and ENGINES[name].without_8_bit
+        ]
+        return "; ".join(absent) or "every engine has an arm"
 
     def _stage(self, cell: str) -> str:
         return cell.partition(" T=")[0]
@@ -206,7 +218,7 @@ class Found:
             equal(track, own) if own and temperature == 0 else None,
             arm.wrong(temperature),
             known.get("peak_bytes"),
-            known.get("startup_s"),
+            known.get("startup_s") if quiet(known.get("startup_others")) else None,
         )
 
     def _notes(self, cell: str) -> str:
@@ -230,6 +242,11 @@ def best_peer(
     ]
     speeds = [(over.mean, one) for one in peers if (over := ratio(one, track, anchors))]
     return max(speeds, key=lambda pair: pair[0])[1] if speeds else None
+
+
+def quiet(others: float | None) -> bool:
+    """Whether a figure was taken on a machine that nobody else used, as far as is known."""
+    return others is None or others <= QUIET
 
 
 def kept(outcomes: Sequence[Mapping[str, Any]]) -> float | None:

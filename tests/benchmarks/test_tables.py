@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.arena.__main__ import main
 from benchmarks.arena.engines import Arm
 from benchmarks.arena.tables import Found
 
@@ -71,7 +73,14 @@ def record() -> dict[str, Any]:
         "commands": ["python -m benchmarks.arena run"],
         "machine": machine,
         "machines": [machine],
-        "settings": {"pairs": 16, "tokens": 32, "k": 4, "threads": 2, "top_k": 40},
+        "settings": {
+            "pairs": 16,
+            "tokens": 32,
+            "k": 4,
+            "threads": 2,
+            "top_k": 40,
+            "arms": [*FIRST, *SECOND],
+        },
         "stages": {"small c=0.1": arms},
         "skipped": {"everywhere": {"vllm/plain": "not installed"}},
         "cells": {CELL: {"0": heat(FIRST), "1": heat(SECOND)}, SAMPLED: {"0": heat(SECOND)}},
@@ -138,6 +147,23 @@ def test_the_report_has_every_cell_arm_and_reason(record):
     assert "law known wrong" in text.split(f"### {SAMPLED}")[1]
     assert "law known wrong" not in text.split(f"### {SAMPLED}")[0]
     assert "8 bit" in text
+
+
+def test_a_start_up_on_a_busy_machine_is_not_told(record):
+    assert row(record, "outrider/none").startup_s == 2.0
+    record["stages"]["small c=0.1"]["outrider/none"]["startup_others"] = 0.4
+    assert row(record, "outrider/none").startup_s is None
+
+
+def test_the_command_prints_it(record, tmp_path: Path, capsys):
+    (tmp_path / "arena.json").write_text(json.dumps(record))
+    assert main(["report", str(tmp_path / "arena.json")]) == 0
+    assert f"### {CELL}" in capsys.readouterr().out
+
+
+def test_an_unknown_engine_is_a_mistake(tmp_path: Path, capsys):
+    assert main(["setup", "nothing", "--home", str(tmp_path)]) == 2
+    assert "llama.cpp" in capsys.readouterr().err
 
 
 def test_the_picture_is_drawn(record, tmp_path: Path):
