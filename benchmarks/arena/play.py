@@ -142,12 +142,17 @@ class Arena:
     ) -> tuple[list[Contender], list[Process]]:
         contenders: list[Contender] = []
         processes: list[Process] = []
+        unable: dict[str, Refused] = {}
         for engine, arms in shared(heat):
             self.tell(f"starting {engine}: {', '.join(arm.name for arm in arms)}")
             share = Neighbours(lambda: sum(process.seconds() for process in processes))
             try:
+                if engine in unable:
+                    raise unable[engine]
                 process = self.start(stage, engine, arms)
             except (Refused, ModelError) as error:
+                # Who refuses as a whole is not asked again for its other arms.
+                unable |= {engine: error} if isinstance(error, Refused) else {}
                 for arm in arms:
                     self.record.skip(str(stage), str(arm), str(error))
                 continue

@@ -26,7 +26,7 @@ class OutriderGguf:
         try:
             self._llm = LLM.load(target, drafter, k=task["k"])
         except OutriderError as error:
-            raise wire.RefusedError(f"this version loads no GGUF file: {error}") from error
+            raise wire.RefusedError("this version's LLM.load takes no such GGUF file") from error
 
     def about(self) -> dict[str, Any]:
         """Its version."""
