@@ -109,9 +109,9 @@ class Arena:
                 continue
             with ExitStack() as ends:
                 contenders, processes = self._started(stage, heat, ends)
+                ends.callback(self._note_peaks, stage, contenders)
                 for cell in (cell for cell, numbers in missing.items() if numbers):
                     self._cell(cell, str(number), missing[cell], contenders, processes)
-                self._note_peaks(stage, contenders)
 
     def able(self, stage: Stage) -> list[Arm]:
         """Arms that take part; the record is told why others do not."""
@@ -208,7 +208,6 @@ class Arena:
         tries = 1000 if self.patient else 3
         for found in rounds(able, jobs, others, tick, tries=tries, quiet=self.quiet):
             self.record.add(str(cell), heat, found, clocks_mhz())
-        self._note_peaks(cell.stage, able)
 
     def _quiet(self, processes: Sequence[Process]) -> None:
         """Where one is patient, comes back when nobody else is at work or the time is over."""
