@@ -125,7 +125,9 @@ def _arena(options: argparse.Namespace, command: str) -> Arena:
     record = Record.opened(path, asdict(settings), command)
     deadline = None if options.minutes is None else time.monotonic() + 60 * options.minutes
     quiet = 1.0 if options.anyway else QUIET
-    return Arena(home, settings, record, texts, prepare, tell, deadline, options.wait, quiet)
+    return Arena(
+        home, settings, record, texts, prepare, tell, deadline, options.wait, quiet, options.heats
+    )
 
 
 def _arms(options: argparse.Namespace) -> tuple[str, ...]:
@@ -196,6 +198,7 @@ def _measured(home: argparse.ArgumentParser) -> argparse.ArgumentParser:
     add("--k", type=int, default=4, help="drafted tokens a round, for everybody (4)")
     add("--threads", type=int, default=os.cpu_count() or 1, help="of every engine (all)")
     add("--memory", type=float, help="GB for the processes of a heat (0.6 of the machine's)")
+    add("--heats", type=ints, help="numbers of those to run now: 0 is the first (all)")
     add("--minutes", type=float, help="begin no round after so many")
     add("--wait", action="store_true", help="wait while others are at work, instead of refusing")
     add("--anyway", action="store_true", help="begin even when other processes are busy")

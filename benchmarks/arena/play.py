@@ -75,6 +75,7 @@ class Arena:
         deadline: of `time.monotonic`, after which no round is begun.
         patient: whether to wait where others are at work instead of giving up.
         quiet: the share of the processors that others may take.
+        only: numbers of the heats to be run now; None = all.
     """
 
     home: Home
@@ -86,6 +87,7 @@ class Arena:
     deadline: float | None = None
     patient: bool = False
     quiet: float = QUIET
+    only: tuple[int, ...] | None = None
 
     def play(self, cells: Sequence[Cell]) -> bool:
         """Every missing round of every cell; False where the time was over before.
@@ -105,7 +107,7 @@ class Arena:
         self.prepare(stage)
         for number, heat in enumerate(heats(able, self._bytes(stage), self.settings.memory_gb)):
             missing = {cell: self._missing(cell, number) for cell in cells}
-            if not any(missing.values()):
+            if not any(missing.values()) or (self.only is not None and number not in self.only):
                 continue
             with ExitStack() as ends:
                 contenders, processes = self._started(stage, heat, ends)

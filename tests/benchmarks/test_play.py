@@ -107,6 +107,15 @@ def test_no_round_begins_after_the_time(tmp_path, toys):
     assert late.record.cells == {}
 
 
+def test_heats_can_be_left_for_later(tmp_path, toys):
+    one = arena(tmp_path)
+    parts = one.home, one.settings, one.record, one.texts, one.prepare, one.tell
+    assert Staged(*parts, None, False, 1.0, (1,)).play(CELLS)
+    assert one.record.cells == {}
+    assert Staged(*parts, None, False, 1.0, (0,)).play(CELLS)
+    assert list(one.record.cells) == [str(cell) for cell in CELLS]
+
+
 def test_an_unknown_arm_is_an_error():
     with pytest.raises(InvalidConfig, match="outrider/nothing"):
         Settings(("outrider/nothing",))
