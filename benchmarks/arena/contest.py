@@ -106,19 +106,32 @@ class Round:
         }
 
 
-def warm(contenders: Sequence[Contender], job: Job) -> tuple[list[Contender], dict[str, str]]:
-    """One untimed job each: who can do it, and why the others cannot."""
-    able: list[Contender] = []
-    refused: dict[str, str] = {}
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """Who can do a job; who refuses it, and who failed at it, with the reasons.
+
+    An engine that failed is in no known state: vLLM has been seen to wait for ever afterwards.
+    """
+
+    able: list[Contender]
+    refused: dict[str, str]
+    failed: dict[str, str]
+
+
+def warm(contenders: Sequence[Contender], job: Job) -> Warmed:
+    """One untimed job each."""
+    found = Warmed([], {}, {})
     for contender in contenders:
         contender.wake()
         try:
             check(contender.name, contender.run(job), job)
-            able.append(contender)
-        except (Refused, ModelError) as error:
-            refused[contender.name] = str(error)
+            found.able.append(contender)
+        except Refused as error:
+            found.refused[contender.name] = str(error)
+        except ModelError as error:
+            found.failed[contender.name] = str(error)
         contender.rest()
-    return able, refused
+    return found
 
 
 def rounds(

@@ -113,7 +113,10 @@ class Arena:
                 contenders, processes = self._started(stage, heat, ends)
                 ends.callback(self._note_peaks, stage, contenders)
                 for cell in (cell for cell, numbers in missing.items() if numbers):
-                    self._cell(cell, str(number), missing[cell], contenders, processes)
+                    failed = self._cell(cell, number, missing[cell], contenders, processes)
+                    contenders = [one for one in contenders if one.name not in failed]
+                    for name, why in failed.items():
+                        self.record.skip(str(stage), name, why)
 
     def able(self, stage: Stage) -> list[Arm]:
         """Arms that take part; the record is told why others do not."""
@@ -186,16 +189,17 @@ class Arena:
     def _cell(
         self,
         cell: Cell,
-        heat: str,
+        heat: int,
         missing: Sequence[int],
         contenders: Sequence[Contender],
         processes: Sequence[Process],
-    ) -> None:
+    ) -> dict[str, str]:
+        """The missing rounds of a cell; returns the arms that failed in warming up, and why."""
         self.tell(f"{cell}, heat {heat}")
         jobs = {number: self._job(cell, number) for number in missing}
         self._quiet(processes)
-        able, refused = warm(contenders, self._job(cell, self.settings.pairs))
-        for name, why in refused.items():
+        warmed = warm(contenders, self._job(cell, self.settings.pairs))
+        for name, why in (warmed.refused | warmed.failed).items():
             self.record.skip(str(cell), name, why)
 
         def others() -> Callable[[], float | None]:
@@ -208,8 +212,9 @@ class Arena:
             self.tell(f"{cell}, heat {heat}, {what}")
 
         tries = 1000 if self.patient else 3
-        for found in rounds(able, jobs, others, tick, tries=tries, quiet=self.quiet):
-            self.record.add(str(cell), heat, found, clocks_mhz())
+        for found in rounds(warmed.able, jobs, others, tick, tries=tries, quiet=self.quiet):
+            self.record.add(str(cell), str(heat), found, clocks_mhz())
+        return warmed.failed
 
     def _quiet(self, processes: Sequence[Process]) -> None:
         """Where one is patient, comes back when nobody else is at work or the time is over."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -22,6 +23,8 @@ from outrider.errors import ModelError
 WORKERS = Path(__file__).parent / "workers"
 ROOT = Path(__file__).parents[2]
 TICKS = os.sysconf("SC_CLK_TCK")
+LOAD_S, RUN_S = 1200.0, 300.0
+"""Seconds after which a worker that has not answered counts as stuck."""
 
 
 @dataclass(slots=True)
@@ -61,19 +64,27 @@ class Process:
             )
         started = cls(engine, popen)
         try:
-            started.about = started.ask({"do": "load", **task})
+            started.about = started.ask({"do": "load", **task}, LOAD_S)
         except (Refused, ModelError):
             started.end()
             raise
         started.startup_s = time.perf_counter() - before
         return started
 
-    def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """One message, one answer."""
+    def ask(self, message: Mapping[str, Any], limit_s: float = RUN_S) -> dict[str, Any]:
+        """One message, one answer.
+
+        Raises:
+            Refused: the engine does not do this, in its own words.
+            ModelError: it failed, has ended, or does not answer.
+        """
         assert self.popen.stdin is not None and self.popen.stdout is not None
         try:
             self.popen.stdin.write(json.dumps(message) + "\n")
             self.popen.stdin.flush()
+            # A worker answers in whole lines, so nothing is left in a buffer from before.
+            if not select.select([self.popen.stdout], [], [], limit_s)[0]:
+                raise ModelError(f"the worker of {self.engine} gave no answer in {limit_s:g} s")
             line = self.popen.stdout.readline()
         except BrokenPipeError:
             line = ""

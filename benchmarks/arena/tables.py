@@ -130,7 +130,10 @@ class Found:
         """Arms that are not in a cell, and why."""
         everywhere = self.record["skipped"].get("everywhere", {})
         stage = self.record["skipped"].get(self._stage(cell), {})
-        return everywhere | stage | self.record["skipped"].get(cell, {})
+        known = everywhere | stage | self.record["skipped"].get(cell, {})
+        # What failed in a later cell may have had its rounds in this one.
+        taking = {str(track.arm) for track in self._tracks(cell)[0]}
+        return {arm: why for arm, why in known.items() if arm not in taking}
 
     def markdown(self, name: str) -> str:
         """A table for each cell, and the conditions."""

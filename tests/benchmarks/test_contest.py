@@ -54,13 +54,14 @@ def test_a_machine_that_does_not_tell_is_timed():
 
 
 def test_who_refuses_is_named_and_the_others_go_on():
-    able, refused = warm([Toy("a"), Toy("b", refuses=True)], job())
-    assert [toy.name for toy in able] == ["a"]
-    assert refused == {"b": "one text at a time"}
+    warmed = warm([Toy("a"), Toy("b", refuses=True)], job())
+    assert [toy.name for toy in warmed.able] == ["a"]
+    assert warmed.refused == {"b": "one text at a time"}
+    assert warmed.failed == {}
 
 
 def test_unequal_work_is_not_compared():
-    _, refused = warm([Toy("a", short=True)], job())
-    assert "unequal work" in refused["a"]
+    warmed = warm([Toy("a", short=True)], job())
+    assert "unequal work" in warmed.failed["a"]
     with pytest.raises(ModelError, match="unequal work"):
         list(rounds([Toy("a", short=True)], {0: job()}, others(), ignored))

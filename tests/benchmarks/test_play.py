@@ -98,6 +98,16 @@ def test_a_missing_engine_is_skipped_by_name(tmp_path, toys):
     )
 
 
+def test_who_failed_takes_no_further_part(tmp_path, toys):
+    toys["outrider/draft"].short = True
+    one = arena(tmp_path)
+    assert one.play(CELLS)
+    assert [what for _, what in toys["outrider/draft"].log if what == "run"]
+    ran = [name for name, what in toys["outrider/none"].log if what == "run"]
+    assert ran.count("outrider/draft") == 1
+    assert "unequal work" in one.record.skipped[str(STAGE)]["outrider/draft"]
+
+
 def test_no_round_begins_after_the_time(tmp_path, toys):
     one = arena(tmp_path)
     late = Staged(

@@ -75,6 +75,12 @@ def test_refusals_failures_and_deaths_are_told_apart(process, home):
         Process.start(home, "toy", {**TASK, "target": "nowhere"}, home.root / "log")
 
 
+def test_who_does_not_answer_is_not_waited_for(process):
+    process.rest()
+    with pytest.raises(ModelError, match="no answer"):
+        process.ask({"do": "run", "arm": "plain", "prompts": [], "tokens": 1}, 0.05)
+
+
 def test_a_stopped_worker_can_be_ended(process):
     process.rest()
     assert waited(process, "T")

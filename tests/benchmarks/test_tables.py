@@ -149,6 +149,11 @@ def test_the_report_has_every_cell_arm_and_reason(record):
     assert "8 bit" in text
 
 
+def test_who_has_rounds_is_not_called_skipped(record):
+    record["skipped"]["small c=0.1"] = {"openvino/draft": "failed later", "vllm/draft": "failed"}
+    assert set(Found(record).skipped(CELL)) == {"vllm/plain", "vllm/draft"}
+
+
 def test_a_start_up_on_a_busy_machine_is_not_told(record):
     assert row(record, "outrider/none").startup_s == 2.0
     record["stages"]["small c=0.1"]["outrider/none"]["startup_others"] = 0.4
