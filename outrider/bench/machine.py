@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -49,15 +50,16 @@ class Neighbours:
     """Measures the share of all processors that others take, from when it is made.
 
     None where the system does not tell (no /proc/stat). Time the hypervisor steals counts as
-    others'.
+    others'; what `family` counts, in seconds, as one's own beside this process.
     """
 
-    def __init__(self) -> None:
-        self._first = _ticks()
+    def __init__(self, family: Callable[[], float] = lambda: 0.0) -> None:
+        self._family = family
+        self._first = _ticks(family())
 
     def share(self) -> float | None:
         """The others' share so far."""
-        before, now = self._first, _ticks()
+        before, now = self._first, _ticks(self._family())
         if before is None or now is None or now.total == before.total:
             return None
         others = (now.busy - before.busy) - (now.own - before.own)
@@ -91,14 +93,14 @@ def read_bandwidth(num_bytes: int = 1 << 28, repeats: int = 5) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Ticks:
-    """Clock ticks summed over all processors: elapsed, not idle, and this process's own."""
+    """Clock ticks summed over all processors: elapsed, not idle, and one's own."""
 
     total: int
     busy: int
     own: float
 
 
-def _ticks() -> _Ticks | None:
+def _ticks(family_s: float) -> _Ticks | None:
     try:
         line = Path("/proc/stat").read_text("ascii").splitlines()[0]
     except OSError:
@@ -108,7 +110,8 @@ def _ticks() -> _Ticks | None:
     own = os.times()
     per_second = os.sysconf("SC_CLK_TCK")
     total = sum(counts)
-    return _Ticks(total, total - counts[3] - counts[4], (own.user + own.system) * per_second)
+    own_s = own.user + own.system + family_s
+    return _Ticks(total, total - counts[3] - counts[4], own_s * per_second)
 
 
 def _processor() -> str:

@@ -55,6 +55,9 @@ def check_command(line: str) -> None:
             for word in words[1:]:
                 if word.endswith(".py"):
                     assert (ROOT / word).is_file(), f"{line!r}: no such script"
+            if "-m" in words:
+                module = ROOT / words[words.index("-m") + 1].replace(".", "/")
+                assert (module / "__main__.py").is_file(), f"{line!r}: no such module"
 
 
 def test_every_block_names_its_language() -> None:
@@ -120,6 +123,7 @@ def test_help_examples_exist() -> None:
         "make lunch",
         "scripts/nothing",
         "python benchmarks/nothing.py",
+        "python -m benchmarks.nothing",
         "frobnicate",
     ],
 )
@@ -141,7 +145,7 @@ def test_published_numbers_stand_beside_their_command() -> None:
         assert report.get("machine"), f"{path.name}: on which machine?"
         shown = [text for text in (p.read_text() for p in pages()) if path.name in text]
         assert shown, f"no page shows the numbers of {path.name}"
-        command = r"python benchmarks/\w+\.py|scripts/\w+|outrider \w+ --json"
+        command = r"python (benchmarks/\w+\.py|-m benchmarks\.\w+)|scripts/\w+|outrider \w+ --json"
         assert any(re.search(command, text) for text in shown), f"{path.name}: which command?"
 
 

@@ -1,0 +1,1 @@
+"""Engines side by side, interleaved: the same checkpoints, prompts, tokens and threads."""

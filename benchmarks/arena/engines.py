@@ -1,0 +1,158 @@
+"""Who takes part: engines, their arms, what they share, and what is known against them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FLOAT, EIGHT = "float32", "8 bit"
+OURS = ("outrider", "outrider-gguf")
+PLAIN = {"outrider": "none", "outrider-gguf": "none"}
+"""What an engine's plain decoding is called, where it is not `plain`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One engine.
+
+    Attributes:
+        worker: its file in `workers`.
+        folder: the virtual environment it runs in, in the arena's home; None = this Python.
+        shared: whether one process holds all arms over one copy of the weights.
+        arms: what it can do, plain decoding first.
+        core: those of them in the core grid.
+        copies: the target's weights that one process holds, in copies of the checkpoint, to guess
+            how many processes fit into memory.
+        base_mb: what a process takes without any weights.
+        without_8_bit: why it has no arm of 8-bit weights; None where it has one.
+    """
+
+    worker: str
+    folder: str | None
+    shared: bool
+    arms: tuple[str, ...]
+    core: tuple[str, ...]
+    copies: float
+    base_mb: int
+    without_8_bit: str | None = None
+
+
+ENGINES = {
+    "outrider": Engine(
+        "outrider_worker.py",
+        None,
+        True,
+        (
+            "none",
+            "draft",
+            "ngram",
+            "suffix",
+            "recycle",
+            "int8",
+            "early-exit:2",
+            "draft+suffix",
+            "draft+recycle",
+        ),
+        ("none", "draft", "ngram", "suffix"),
+        1.5,
+        600,
+        "not for targets in Hugging Face folders; outrider-gguf has it",
+    ),
+    "outrider-gguf": Engine(
+        "outrider_gguf_worker.py",
+        None,
+        False,
+        ("none", "draft", "ngram", "q8_0"),
+        ("none", "draft", "ngram", "q8_0"),
+        1.2,
+        600,
+    ),
+    "transformers": Engine(
+        "transformers_worker.py",
+        "transformers",
+        True,
+        ("plain", "assistant", "lookup", "generate_batch"),
+        ("plain", "assistant", "lookup", "generate_batch"),
+        1.2,
+        600,
+        "a further package would be needed",
+    ),
+    "llama.cpp": Engine(
+        "llama_cpp_worker.py",
+        "llama.cpp",
+        False,
+        ("plain", "draft", "lookup", "q8_0", "q8_0+draft", "ngram-cache"),
+        ("plain", "draft", "lookup", "q8_0"),
+        # Mapped from one file by all of its processes; counted once too often rather than not.
+        0.5,
+        200,
+    ),
+    "openvino": Engine(
+        "openvino_worker.py",
+        "openvino",
+        False,
+        ("plain", "draft", "lookup", "int8"),
+        ("plain", "draft", "lookup", "int8"),
+        1.3,
+        400,
+    ),
+    "vllm": Engine(
+        "vllm_worker.py",
+        "vllm",
+        False,
+        ("plain", "draft", "ngram", "suffix"),
+        ("plain", "draft", "ngram", "suffix"),
+        1.2,
+        2300,
+        "a checkpoint quantised by another tool would be needed",
+    ),
+}
+"""In the order in which they appear in tables."""
+
+EIGHT_BITS = ("q8_0", "q8_0+draft", "int8")
+IMPOSED = {
+    "outrider": ("none", "draft"),
+    "llama.cpp": ("plain", "draft"),
+    "vllm": ("plain", "draft"),
+}
+"""Who can impose an acceptance, and what that leaves of the arms."""
+
+WRONG = {
+    ("openvino", "draft"): "sampling with a draft model does not follow the target's law",
+}
+"""Arms whose sampled texts are known not to be the target's (measured: docs/arena.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way to decode: an engine and what it is asked for."""
+
+    engine: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.engine}/{self.name}"
+
+    @classmethod
+    def of(cls, text: str) -> Arm:
+        """From `engine/name`."""
+        engine, _, name = text.partition("/")
+        return cls(engine, name)
+
+    @property
+    def plain(self) -> Arm:
+        """The same engine's plain decoding."""
+        return Arm(self.engine, PLAIN.get(self.engine, "plain"))
+
+    @property
+    def precision(self) -> str:
+        """Of the target's weights."""
+        eight = self.name in EIGHT_BITS and self.engine not in ("outrider",)
+        return EIGHT if eight else FLOAT
+
+    def wrong(self, temperature: float) -> str | None:
+        """What is known against its law at this temperature."""
+        return WRONG.get((self.engine, self.name)) if temperature else None
+
+
+ANCHOR = Arm("outrider", "none")
+"""In every heat, so that arms of different heats can be compared through it."""
