@@ -1,4 +1,4 @@
-"""Outrider over a GGUF file, where this version of it can load one."""
+"""Outrider over a GGUF file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class OutriderGguf:
         try:
             self._llm = LLM.load(target, drafter, k=task["k"])
         except OutriderError as error:
-            raise wire.RefusedError("this version's LLM.load takes no such GGUF file") from error
+            raise wire.RefusedError(str(error)) from error
 
     def about(self) -> dict[str, Any]:
         """Its version."""
