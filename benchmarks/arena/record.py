@@ -42,6 +42,8 @@ class Record:
         record = cls(path, asked)
         if path.is_file():
             known = json.loads(path.read_text("utf-8"))
+            if not isinstance(known, dict) or not {"settings", "machine", "cells"} <= set(known):
+                raise InvalidConfig(f"{path} is no record of the arena; write to another file")
             for name, ours, theirs in (
                 ("settings", asked, known["settings"]),
                 ("machine", json.loads(json.dumps(machine)), known["machine"]),

@@ -201,7 +201,7 @@ class Guesser:
             )
 
     def _loaded(self, spec: DrafterSpec, model: PreTrainedModel, target: Target) -> Loaded:
-        """The draft model of a folder or GGUF file, loaded once, where and as the caller is."""
+        """The draft model of a folder or file, loaded once, where and as the calling model is."""
         assert spec.path is not None
         folder = folder_of(spec.path)
         if self._tokenizer is not None:
