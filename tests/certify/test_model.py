@@ -9,14 +9,15 @@ import pytest
 import torch
 
 from outrider import SamplingParams
-from outrider.certify.model.book import Text
+from outrider.certify.model.book import Book, Text
 from outrider.certify.model.plan import Plan
 from outrider.certify.model.report import Report
 from outrider.certify.model.run import certify
-from outrider.certify.model.signatures import emitted
+from outrider.certify.model.signatures import Page, emitted
 from outrider.certify.model.subject import Made, Subject
 from outrider.errors import EmptyPrompt, InvalidConfig, ModelError
 from tests.certify.faulty import DEPTH, END, FAULTS, PARAMS, VOCAB, law_of, subject
+from tests.engine.control_laws import Table
 
 PROMPTS = [[i % VOCAB] for i in range(64) if i % VOCAB != END]
 COARSE = Plan(within=0.1, alpha=0.01)
@@ -78,6 +79,18 @@ def test_the_law_of_the_book_is_the_engines_own() -> None:
         assert torch.allclose(law_NV[i], due, atol=1e-6)
 
 
+@pytest.mark.parametrize("width", [VOCAB - 4, VOCAB + 3])
+def test_a_draft_of_another_width(width: int) -> None:
+    """What it alone knows is left out, what it does not know it never draws."""
+    own = torch.zeros(width, width, dtype=torch.float64)
+    texts = [Text((1,), (VOCAB - 1, VOCAB - 1, END))]
+    page = Page.of(texts, PARAMS, subject().target, Book(Table(own)))
+    assert page.q_NV is not None
+    assert page.q_NV.shape == page.p_NV.shape
+    assert torch.allclose(page.q_NV.sum(1), torch.ones(3).double())
+    assert bool((page.q_NV[:, width:] == 0).all())
+
+
 def test_a_token_drawn_and_scored_by_one_law_has_the_targets() -> None:
     torch.manual_seed(0)
     p, q, r = (torch.rand(5, VOCAB).double().pow(3) for _ in range(3))
@@ -121,6 +134,8 @@ def test_nothing_to_certify() -> None:
         certify(subject(), [], PARAMS)
     with pytest.raises(InvalidConfig, match="temperature=0"):
         certify(subject(), PROMPTS, SamplingParams(temperature=0))
+    with pytest.raises(InvalidConfig, match="token ids"):
+        certify(subject(), PROMPTS, SamplingParams(bad_words=("text",)))
     with pytest.raises(InvalidConfig, match="grammar"):
         certify(subject(), PROMPTS, SamplingParams(regex="a*"))
     assert DEPTH > 1

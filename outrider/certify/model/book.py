@@ -65,7 +65,9 @@ class Book:
 
     def logits(self, texts: Texts) -> Tensor:
         """The model's rows `[N, V]` before each token of some texts, in one forward."""
-        whole = [[*text.prompt, *text.output[:-1]] for text in texts]
+        # A draft model narrower than the target reads what it does not know as its last token.
+        last = self.model.vocab_size - 1
+        whole = [[min(x, last) for x in (*text.prompt, *text.output[:-1])] for text in texts]
         seqs = [self.model.open(len(tokens)) for tokens in whole]
         try:
             starts = np.cumsum([0, *map(len, whole)])

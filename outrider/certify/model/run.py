@@ -45,6 +45,8 @@ def certify(
         raise EmptyPrompt("certify needs at least one prompt, none of them empty")
     if params.temperature == 0:
         raise InvalidConfig("temperature=0: greedy texts are certified anyway; name a temperature")
+    if any(isinstance(word, str) for word in params.bad_words):
+        raise InvalidConfig("bad_words as text: give token ids here, as there is no tokenizer")
     started = time.perf_counter()
     own = replace(params, max_tokens=plan.length, n=1, seed=None, stop=(), logprobs=None)
     checks = [

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from outrider.certify.model.book import Book, Texts, set_controls, without
 from outrider.config import SamplingParams
@@ -64,7 +64,10 @@ class Page:
         p_NV = target.laws(logits_NV, texts, params)
         if draft is None:
             return cls(texts, params, target, logits_NV, p_NV)
-        own_NV = draft.logits(texts)[:, : p_NV.shape[1]]
+        # Of tokens that only one of the two knows the draft draws none.
+        width = p_NV.shape[1]
+        own_NV = draft.logits(texts)[:, :width]
+        own_NV = nn.functional.pad(own_NV, (0, width - own_NV.shape[1]), value=-torch.inf)
         q_NV = draft.laws(own_NV, texts, params)
         return cls(texts, params, target, logits_NV, p_NV, draft, own_NV, q_NV)
 
