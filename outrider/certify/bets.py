@@ -135,9 +135,9 @@ class Means:
 
 
 def needed(num_payoffs: int, alpha: float, within: float) -> int:
-    """Observations after which an interval reaches two thirds of `within` to either side.
+    """Observations after which an interval reaches half of `within` to either side.
 
     The rest is room for the mean that is seen; payoffs vary by a quarter at most.
     """
     log = math.log(2 * max(1, num_payoffs) / alpha)
-    return math.ceil(2 * log * 0.25 / (within * 2 / 3) ** 2)
+    return math.ceil(2 * log * 0.25 / (within / 2) ** 2)

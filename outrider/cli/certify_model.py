@@ -28,8 +28,13 @@ def certify_model(
     drafter: options.Drafter = "auto",
     depth: options.Depth = None,
     rule: Annotated[
-        str, typer.Option("--rule", help="The verification rule; coupled for a seed's own texts.")
-    ] = "block",
+        str | None,
+        typer.Option(
+            "--rule",
+            help="The verification rule; by default block for chains, hybrid-traversal for trees; "
+            "coupled is what a given seed means.",
+        ),
+    ] = None,
     width: options.Width = 1,
     nodes: options.Nodes = None,
     lossy: options.Lossy = False,
@@ -116,7 +121,7 @@ def certify_model(
     prompts = _prompts(llm, file)
     with console.status("certifying ...") as status:
         report = certify(
-            subject(llm, None if rule == "coupled" else rule),
+            subject(llm, rule or ("block" if width == 1 else "hybrid-traversal")),
             prompts,
             params,
             plan,

@@ -67,7 +67,13 @@ def certify_vectors(
         typer.echo(json.dumps({"version": vectors.VERSION, "cases": list(vectors.emit())}))
         return 0
     cases = list(vectors.emit()) if file is None else _read(file)
-    found = vectors.check(shlex.split(check or ""), cases)
+    try:
+        command = shlex.split(check or "")
+    except ValueError as error:
+        raise InvalidConfig(f"--check {check!r}: no command line: {error}") from error
+    if not command:
+        raise InvalidConfig("--check is empty; give the command that answers")
+    found = vectors.check(command, cases)
     if json_output:
         told = {"right": found.right, "wrong": found.wrong, "skipped": found.skipped}
         typer.echo(json.dumps({**told, "failures": found.failures, "ok": found.ok}))

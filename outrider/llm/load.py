@@ -91,6 +91,11 @@ class Placement:
         if is_gguf(folder):
             if not guesses:
                 self._check_file(folder)
+            if guesses and self.device not in (None, "cpu"):
+                raise InvalidConfig(
+                    f"the draft model {str(folder)!r} is a GGUF file, which runs on the processor, "
+                    f"and the target is on {self.device}; draft with a model folder"
+                )
             if self.device not in (None, "cpu"):
                 raise InvalidConfig(
                     f"device={self.device!r}: GGUF files run on the processor here; leave it out"
@@ -185,6 +190,11 @@ def folder_of(model: str | Path, name: str = "model") -> Path:
         return bundled_path("target")
     folder = Path(model).expanduser()
     if is_gguf(folder):
+        if not folder.is_file():
+            raise ModelError(
+                f"{name}={str(model)!r} is no file; give the path of a GGUF file "
+                "(`hf download NAME FILE --local-dir DIR` fetches one)"
+            )
         return folder
     if not folder.is_dir():
         raise ModelError(
@@ -223,10 +233,12 @@ def share_cache(cache_bytes: int | None, target: Loaded, drafter: Drafter) -> No
         if isinstance(model, RecurrentTarget):
             refuse_cache_bytes(cache_bytes, model.model.config.model_type)
     models = _cached(target, drafter)
-    total = sum(model.block_bytes for model in models)
-    check_whole("cache_bytes", cache_bytes, max(1, total))
-    for model in models:
-        model.limit_cache(cache_bytes * model.block_bytes // total)
+    blocks = [model.cache_plan()["block_tokens"] for model in models]
+    each = [model.block_bytes // tokens for model, tokens in zip(models, blocks, strict=True)]
+    total = sum(each)
+    check_whole("cache_bytes", cache_bytes, max(1, total * max(blocks, default=0)))
+    for model, token_bytes in zip(models, each, strict=True):
+        model.limit_cache(cache_bytes * token_bytes // total)
 
 
 def plan_cache(target: Loaded, drafter: Drafter, max_texts: int) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ import random
 import pytest
 import torch
 
+from outrider.bench import gguf_file
 from outrider.errors import (
     InvalidConfig,
     MissingExtra,
@@ -18,6 +19,7 @@ from outrider.errors import (
 )
 from outrider.models.base import Rows
 from outrider.models.libllama import LibllamaTarget, ModelFile, is_gguf, library
+from outrider.models.libllama import target as target_module
 from outrider.models.libllama.memory import FIRST_CELLS, FIRST_IDS
 from outrider.models.libllama.paths import Text
 from tests.models import test_families
@@ -408,3 +410,44 @@ def test_a_target_that_is_dropped_frees_its_context_and_its_file():
     del target
     gc.collect()
     assert not context.alive and not file.alive
+
+
+def test_a_pass_during_which_the_cache_grows_reads_every_row_once(monkeypatch) -> None:
+    """A larger context takes more rows at a time, also from the middle of a pass on."""
+    monkeypatch.setattr(target_module, "FIRST_CELLS", 256)
+    _, file = random_file()
+    target = LibllamaTarget(file)
+    texts = {target.open(200): random_tokens(180, seed).tolist() for seed in range(5)}
+    target.read_all(texts)
+    assert [target.length(seq) for seq in texts] == [180] * 5
+    alone = LibllamaTarget(file)
+    for seq, tokens in texts.items():
+        other = alone.open(200)
+        alone.read(other, tokens)
+        rows = [
+            one.score(Rows((handle,), (1,), torch.tensor([7])))
+            for one, handle in ((target, seq), (alone, other))
+        ]
+        assert relative_error(*rows) < TOLERANCE
+
+
+def test_longrope_keeps_to_the_context_it_was_first_trained_for(tmp_path, monkeypatch) -> None:
+    """All texts together: beyond it libllama would rotate what is cached otherwise."""
+    facts = gguf_file._facts
+    scaled = {
+        "llama.rope.scaling.type": "longrope",
+        "llama.rope.scaling.original_context_length": 256,
+    }
+    monkeypatch.setattr(gguf_file, "_facts", lambda *given: facts(*given) | scaled)
+    file = tmp_path / "longrope.gguf"
+    gguf_file.write_gguf(random_file()[0], file, tokenizer=None)
+    target = LibllamaTarget(file)
+    assert target.max_length == 256
+    first, second = (target.open(200) for _ in range(2))
+    tokens = random_tokens(200).tolist()
+    target.read(first, tokens)
+    with pytest.raises(OutOfMemory, match="rotary"):
+        target.read(second, tokens)
+    target.close(first)
+    target.read(second, tokens)
+    assert target.length(second) == 200

@@ -6,9 +6,10 @@ import struct
 from pathlib import Path
 
 import pytest
+from transformers import LlamaForCausalLM
 
 from outrider.bench import gguf_file
-from outrider.errors import InvalidConfig, ModelError
+from outrider.errors import InvalidConfig, ModelError, TokenOutOfRange
 from outrider.models.bundled import bundled_path
 from outrider.models.libllama import GgufTokenizer
 from outrider.models.text import TextTokenizer
@@ -111,3 +112,25 @@ def test_the_writer_writes_what_the_format_says(tmp_path) -> None:
     file = with_facts(tmp_path / "head.gguf", flag=True, number=1.5)
     data = file.read_bytes()
     assert data[:4] == b"GGUF" and struct.unpack("<IQ", data[4:16]) == (3, 0)
+
+
+def test_spaces_before_signs_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """libllama's own way takes them away for this kind of vocabulary."""
+    monkeypatch.setattr(gguf_file, "_SPLIT", "llama-bpe")
+    folder = bundled_path("draft")
+    file = tmp_path / "spaces.gguf"
+    model = LlamaForCausalLM.from_pretrained(folder)
+    gguf_file.write_gguf(model, file, tokenizer=folder)
+    tokenizer = GgufTokenizer(file)
+    for text in ("a . b ? c , d 's", "x = y . z", " led", TEXT):
+        ids = tokenizer.spell(text)
+        assert tokenizer.decode(ids) == text
+        # What has been told stays when more comes, but for a character's missing bytes.
+        for end in range(len(ids)):
+            assert text.startswith(tokenizer.decode(ids[:end]).rstrip("\ufffd"))
+
+
+@pytest.mark.parametrize("token", [-1, 100_000])
+def test_an_id_there_is_not(ours: GgufTokenizer, token: int) -> None:
+    with pytest.raises(TokenOutOfRange, match=f"token {token} "):
+        ours.decode([5, token])

@@ -43,7 +43,7 @@ def subject(llm: LLM, rule: str | None = None) -> Subject:
     return Subject(
         name=f"outrider, drafter {drafter.name}, rule {rule or 'coupled'}",
         generate=Own(llm, rule),
-        target=Book(target, tuple(llm.tokenizer.end_tokens())),
+        target=Book(target, tuple(x for x in llm.tokenizer.end_tokens() if x < target.vocab_size)),
         plain=Own(llm, depth=0),
         draft=draft,
         near_tie=NEAR_TIE if target.info()["dtype"] == "float32" else COARSE_TIE,

@@ -25,6 +25,10 @@ NAMES = {
 """Controls that `generate` has, and what it calls them."""
 
 
+SAMPLED = "temperature", "top_k", "top_p", "min_p", "typical_p"
+"""Those that greedy decoding has no use for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Transformers:
     """A causal language model of transformers, one prompt after another.
@@ -48,26 +52,27 @@ class Transformers:
         return [self._text(list(prompt), asked, params.logprobs) for prompt in prompts]
 
     def _asked(self, params: SamplingParams) -> dict[str, Any]:
-        for name in set_controls(params):
-            if name not in NAMES:
-                raise UnsupportedModel(f"{name}: transformers' generate has no such control")
+        unknown = [name for name in set_controls(params) if name not in NAMES]
+        unknown += ["ignore_eos"] * params.ignore_eos
+        unknown += ["stop_token_ids"] * bool(params.stop_token_ids)
+        if unknown:
+            raise UnsupportedModel(
+                f"{unknown[0]}: this adapter of transformers' has no such option"
+            )
         greedy = params.temperature == 0
-        # A default of its own is top_k=50.
-        asked: dict[str, Any] = {"do_sample": not greedy, "top_k": 0, "top_p": 1.0}
-        left = () if greedy else ("temperature", "top_k", "top_p", "min_p", "typical_p")
-        for name, theirs in NAMES.items():
-            value = getattr(params, name)
-            if name in left or (name not in left and name in set_controls(params)):
-                asked[theirs] = value
-        if greedy:
-            asked = {name: asked[name] for name in asked if name not in ("top_k", "top_p")}
-            asked.pop("temperature", None)
-        return {**asked, "max_new_tokens": params.max_tokens, **self.options}
+        # Every one is named, or the checkpoint's own defaults would take its place (top_k=50).
+        asked = {
+            theirs: getattr(params, name)
+            for name, theirs in NAMES.items()
+            if not (greedy and name in SAMPLED)
+        }
+        length = params.max_tokens
+        return {"do_sample": not greedy, **asked, "max_new_tokens": length, **self.options}
 
     def _text(self, prompt: list[int], asked: dict[str, Any], logprobs: int | None) -> Made:
         out = self.model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            torch.tensor([prompt], device=self.model.device),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64, device=self.model.device),
             return_dict_in_generate=True,
             output_logits=logprobs is not None,
             **asked,

@@ -77,7 +77,8 @@ class Book:
             ]
             flat = torch.tensor([token for tokens in whole for token in tokens])
             counts = tuple(map(len, whole))
-            return self.model.score(Rows(tuple(seqs), counts, flat, None, torch.cat(wanted)))
+            rows = Rows(tuple(seqs), counts, flat, None, torch.cat(wanted))
+            return self.model.score(rows).cpu()
         finally:
             for seq in seqs:
                 self.model.close(seq)
@@ -109,7 +110,7 @@ class Book:
     def _controls(self, texts: Texts, params: SamplingParams, late: int) -> tuple[Controls, Places]:
         if params.grammar_source is not None:
             raise InvalidConfig("laws under a grammar are not certified yet; certify without it")
-        ends = frozenset(self.ends)
+        ends = frozenset[int]() if params.ignore_eos else frozenset(self.ends)
         sequences = [
             Sequence(i, Request(text.prompt, params), 0, "none", 0, MANY, ends, list(text.prompt))
             for i, text in enumerate(texts)

@@ -12,9 +12,11 @@ from outrider.certify.model.book import Text, set_controls, without
 from outrider.certify.model.plan import Plan, asked
 from outrider.certify.model.report import Check
 from outrider.certify.model.signatures import Page
-from outrider.certify.model.subject import Made, Prompts, Subject, made
+from outrider.certify.model.subject import Made, Prompts, Subject
 from outrider.config import SamplingParams
 
+FAR = 1e30
+"""Nats, in place of what is no number."""
 STRANGE = 25.0
 """Nats: texts that are less likely than this do not come twice by chance."""
 
@@ -23,7 +25,7 @@ def greedy(subject: Subject, prompts: Prompts, params: SamplingParams) -> Check:
     """Every token of greedy texts is the target's largest score, or nearly as large."""
     own = replace(params, temperature=0.0)
     worst, where = 0.0, dict[str, Any]()
-    for prompt, text in zip(prompts, made(subject.generate, prompts, own, 0), strict=True):
+    for prompt, text in zip(prompts, subject.texts(prompts, own, 0), strict=True):
         if not text.token_ids:
             continue
         texts = [Text(tuple(prompt), text.token_ids)]
@@ -72,29 +74,35 @@ def _excuse(subject: Subject, texts: list[Text], params: SamplingParams, at: int
 
 
 def ends(subject: Subject, prompts: Prompts, params: SamplingParams, plan: Plan) -> Check:
-    """No text goes on behind its end, or beyond max_tokens."""
-    texts = made(subject.generate, prompts, params, plan.seed)
+    """No text goes on behind its end or beyond max_tokens, and none is cut short."""
+    texts = subject.texts(prompts, params, plan.seed)
     for prompt, text in zip(prompts, texts, strict=True):
         where = {"prompt": list(prompt), "params": asked(params), "seed": plan.seed}
         where |= {"text": list(text.token_ids)}
         if len(text.token_ids) > plan.length:
             said = f"{len(text.token_ids)} tokens came where at most {plan.length} were asked for"
             return Check("ends", "control ignored", said, {}, where)
-        passed = set(subject.target.ends) & set(text.token_ids[:-1])
-        if passed and not params.ignore_eos:
+        own = () if params.ignore_eos else subject.target.ends
+        last = {*own, *params.stop_token_ids}
+        if passed := last & set(text.token_ids[:-1]):
             said = f"a text goes on behind its end, token {min(passed)}"
             return Check("ends", "rule bias", said, {}, where)
-    return Check("ends", "lossless", "no text goes on behind its end")
+        if len(text.token_ids) < plan.length and not last & set(text.token_ids[-1:]):
+            said = f"a text ends after {len(text.token_ids)} tokens without its end, which counts"
+            return Check("ends", "rule bias", said, {}, where)
+    return Check("ends", "lossless", "no text goes on behind its end, none is cut short")
 
 
 def seeds(subject: Subject, prompts: Prompts, params: SamplingParams, plan: Plan) -> Check:
     """A seed gives the same texts again, and another seed others."""
     first, again, other = (
-        made(subject.generate, prompts, params, seed)
+        subject.texts(prompts, params, seed)
         for seed in (plan.seed, plan.seed, plan.seed + 1_000_003)
     )
     where = {"prompts": [list(p) for p in prompts], "params": asked(params), "seed": plan.seed}
-    if subject.seeded and first != again:
+    if subject.seeded and any(
+        one.token_ids != two.token_ids for one, two in zip(first, again, strict=True)
+    ):
         said = f"seed {plan.seed} gave two different texts"
         return Check("seeds", "seed ignored", said, {}, where)
     pairs = zip(prompts, first, other, strict=True)
@@ -123,13 +131,14 @@ def logprobs(subject: Subject, prompts: Prompts, params: SamplingParams, plan: P
     """Log-probabilities that are told are the target's own."""
     own = replace(params, logprobs=1)
     furthest, where, told = 0.0, dict[str, Any](), 0
-    for prompt, text in zip(prompts, made(subject.generate, prompts, own, plan.seed), strict=True):
+    for prompt, text in zip(prompts, subject.texts(prompts, own, plan.seed), strict=True):
         if text.logprobs is None or not text.token_ids:
             continue
         page = Page.of([Text(tuple(prompt), text.token_ids)], own, subject.target)
         raw_N = page.at(page.logits_NV.double().log_softmax(1))
         told_N = torch.tensor(text.logprobs, dtype=torch.float64)
-        off_N, told = (raw_N - told_N).abs(), told + len(raw_N)
+        off_N = (raw_N - told_N).abs().nan_to_num(nan=FAR, posinf=FAR)
+        told += len(raw_N)
         if float(off_N.max()) > furthest:
             furthest, at = float(off_N.max()), int(off_N.argmax())
             where = {

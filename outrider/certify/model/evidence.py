@@ -57,8 +57,8 @@ class Evidence:
         self.told: list[Told] = []
         self.tokens = 0
 
-    def read(self, page: Page, number: int) -> None:
-        """Takes in some texts, which are counted from `number` on."""
+    def read(self, page: Page, numbers: Sequence[int]) -> None:
+        """Takes in some texts, which have these numbers."""
         looked_NF = looks(page, page.tokens(), self._rng.random(len(page.p_NV)))
         found = list(signatures(page))
         own_N = page.at(page.p_NV).numpy()
@@ -75,10 +75,10 @@ class Evidence:
         self._faults.bet(ratios_NS)
         shown_NS = np.log1p(0.9 * np.nan_to_num(ratios_NS, nan=0.0, posinf=1e6))
         stop = 0
-        for i, text in enumerate(page.texts):
+        for number, text in zip(numbers, page.texts, strict=True):
             start, stop = stop, stop + len(text.output)
             sums = (part[start:stop].sum(0) for part in (shown_NS, looked_NF))
-            self.told.append(Told(number + i, *sums))
+            self.told.append(Told(number, *sums))
         self.tokens += stop
 
     @property

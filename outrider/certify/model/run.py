@@ -48,7 +48,9 @@ def certify(
     if any(isinstance(word, str) for word in params.bad_words):
         raise InvalidConfig("bad_words as text: give token ids here, as there is no tokenizer")
     started = time.perf_counter()
-    own = replace(params, max_tokens=plan.length, n=1, seed=None, stop=(), logprobs=None)
+    own = replace(
+        params, max_tokens=plan.length, n=1, seed=None, stop=(), logprobs=None, logprobs_mode="raw"
+    )
     checks = [
         greedy(subject, prompts, own),
         ends(subject, prompts, own, plan),

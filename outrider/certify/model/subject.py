@@ -12,8 +12,8 @@ from outrider.errors import InvalidConfig, ModelError
 
 Prompts: TypeAlias = Sequence[Sequence[int]]
 Generate: TypeAlias = Callable[[Prompts, SamplingParams, int], Sequence[Any]]
-"""`(prompts, params, seed)` -> one text per prompt: token ids, or an object with `token_ids` and,
-where `params.logprobs` asks for them, `logprobs`."""
+"""`(prompts, params, seed)` -> one text per prompt: token ids, its end included, or an object with
+`token_ids` and, where `params.logprobs` asks for them, `logprobs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,26 @@ class Subject:
     near_tie: float = 1e-3
     seeded: bool = True
 
+    def texts(self, prompts: Prompts, params: SamplingParams, seed: int) -> list[Made]:
+        """What it continues prompts with."""
+        return made(self.generate, prompts, params, seed, self.target.model.vocab_size)
 
-def made(generate: Generate, prompts: Prompts, params: SamplingParams, seed: int) -> list[Made]:
+
+def made(
+    generate: Generate, prompts: Prompts, params: SamplingParams, seed: int, width: int
+) -> list[Made]:
     """What came out, looked through.
 
+    Args:
+        generate: who continues.
+        prompts: token ids.
+        params: the controls.
+        seed: of the noise.
+        width: tokens there are.
+
     Raises:
-        ModelError: another number of texts than prompts, or something that is no text.
+        ModelError: another number of texts than prompts, something that is no text, or a token
+            there is not.
     """
     out = list(generate(prompts, params, seed))
     if len(out) != len(prompts):
@@ -59,7 +73,13 @@ def made(generate: Generate, prompts: Prompts, params: SamplingParams, seed: int
             f"{len(prompts)} prompts gave {len(out)} texts; generate(prompts, params, seed) "
             "returns one text per prompt"
         )
-    return [_made(one) for one in out]
+    texts = [_made(one) for one in out]
+    beyond = [x for text in texts for x in text.token_ids if not 0 <= x < width]
+    if beyond:
+        raise ModelError(
+            f"generate returned token {beyond[0]}, and the target's vocabulary has {width}"
+        )
+    return texts
 
 
 def _made(one: Any) -> Made:
@@ -70,7 +90,13 @@ def _made(one: Any) -> Made:
         raise ModelError(f"generate returned what is no text: {error}") from error
     if logprobs is None:
         return Made(ids)
-    told = tuple(_number(entry) for entry in cast("Sequence[Any]", logprobs))
+    try:
+        told = tuple(_number(entry) for entry in cast("Sequence[Any]", logprobs))
+    except (TypeError, ValueError) as error:
+        raise ModelError(
+            f"log-probabilities came as {type(logprobs).__name__} of what is no number ({error}); "
+            "a number for each token is due"
+        ) from error
     if len(told) != len(ids):
         raise ModelError(f"a text of {len(ids)} tokens came with {len(told)} log-probabilities")
     return Made(ids, told)

@@ -7,12 +7,13 @@ or what is no language model, is refused by name.
 from __future__ import annotations
 
 import ctypes
+import os
 import weakref
 from pathlib import Path
 from typing import Any
 
 from outrider.errors import ModelError, UnsupportedModel
-from outrider.models.libllama.library import complaint, forget_complaints, library
+from outrider.models.libllama.library import complaint, forget_complaints, interrupted, library
 
 MAGIC = b"GGUF"
 
@@ -25,7 +26,7 @@ def is_gguf(path: str | Path) -> bool:
     try:
         with file.open("rb") as opened:
             return opened.read(len(MAGIC)) == MAGIC
-    except OSError:
+    except (OSError, ValueError):
         return False
 
 
@@ -86,16 +87,21 @@ class ModelFile:
 
     @property
     def context(self) -> int:
-        """Tokens a text may hold.
-
-        Some models (`longrope`) have other rotary frequencies where a context is longer than they
-        were first trained for. A context grows here, and what is cached must not change meanwhile:
-        they keep to the shorter one.
-        """
+        """Tokens a text may hold."""
         whole = int(self.bindings.llama_model_n_ctx_train(self.handle))
+        return whole if self.first_context is None else self.first_context
+
+    @property
+    def first_context(self) -> int | None:
+        """Tokens a `longrope` model was first trained for; None of another.
+
+        Its rotary frequencies are others where a context of libllama, all texts together, is
+        longer. A context grows here, and what is cached must not change meanwhile: it keeps to
+        this length.
+        """
         kind = self.own_fact("rope.scaling.type")
         first = int(self.own_fact("rope.scaling.original_context_length") or 0)
-        return first if first and kind not in ("yarn", "linear", "none") else whole
+        return first if first and kind not in ("yarn", "linear", "none") else None
 
     def _refuse(self) -> None:
         """Raise for what is no causal language model of attention."""
@@ -132,9 +138,13 @@ def _load(bindings: Any, path: Path, vocabulary: bool) -> Any:
     params.n_gpu_layers = 0
     forget_complaints()
     try:
-        handle = bindings.llama_model_load_from_file(str(path).encode(), params)
+        handle = bindings.llama_model_load_from_file(os.fsencode(path), params)
     except OSError as error:  # A ctypes call that met a fault.
         raise ModelError(f"{str(path)!r} cannot be loaded ({error}); fetch it again") from error
+    if (interrupt := interrupted()) is not None:
+        if handle:
+            bindings.llama_model_free(handle)
+        raise interrupt
     if not handle:
         raise ModelError(
             f"{str(path)!r} cannot be loaded as a GGUF file: {complaint()}; fetch or convert it "

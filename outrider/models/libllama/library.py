@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 _WARNING, _ERROR = 3, 4
 _LEVELS = {_WARNING: logging.DEBUG, _ERROR: logging.INFO}
 _complaints: deque[str] = deque(maxlen=8)
+_interrupts: list[BaseException] = []
 _heard: list[Any] = []
 """The log's callback, which must be there for as long as the library is."""
 
@@ -50,15 +51,25 @@ def library() -> Any:
 
 
 def _hear(level: int, text: bytes, _: Any) -> None:
-    line = text.decode("utf-8", "replace").strip()
-    if level == _ERROR and line:
-        _complaints.append(line)
-    log.log(_LEVELS.get(level, logging.DEBUG), "%s", line)
+    # What is raised in here Python would print and forget, an interrupt above all.
+    try:
+        line = text.decode("utf-8", "replace").strip()
+        if level == _ERROR and line:
+            _complaints.append(line.splitlines()[0])
+        log.log(_LEVELS.get(level, logging.DEBUG), "%s", line)
+    except BaseException as error:
+        _interrupts.append(error)
 
 
 def forget_complaints() -> None:
     """Keep what follows apart from what was said before."""
     _complaints.clear()
+    _interrupts.clear()
+
+
+def interrupted() -> BaseException | None:
+    """What was raised while the library spoke, since `forget_complaints`; to be raised again."""
+    return _interrupts.pop() if _interrupts else None
 
 
 def complaint() -> str:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from outrider.errors import ModelError, OutOfMemory
 from outrider.models.libllama.file import ModelFile
-from outrider.models.libllama.library import complaint, forget_complaints
+from outrider.models.libllama.library import complaint, forget_complaints, interrupted
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -50,12 +50,16 @@ class Memory:
 
     def __init__(self, file: ModelFile, *, threads: int, cells: int = FIRST_CELLS) -> None:
         self.file = file
-        self.max_cells: int | None = None
+        # A longer context would have other rotary frequencies.
+        first = file.first_context
+        self._ceiling = None if first is None else max(CELL_STEP, first // CELL_STEP * CELL_STEP)
+        self.max_cells = self._ceiling
         self._bindings = file.bindings
         self._threads = threads
         self._free_ids = list(range(FIRST_IDS - 1, -1, -1))
         self._num_ids = FIRST_IDS
         self.cells = 0
+        cells = cells if self._ceiling is None else min(cells, self._ceiling)
         self._context, self._close = self._make(cells, FIRST_IDS)
 
     def _make(self, cells: int, ids: int) -> tuple[Any, Any]:
@@ -71,7 +75,13 @@ class Memory:
         params.no_perf = True
         forget_complaints()
         context = bindings.llama_init_from_model(self.file.handle, params)
-        if not context:
+        # The file outlives its contexts.
+        close = weakref.finalize(self, _freed, bindings, context, self.file) if context else None
+        if (interrupt := interrupted()) is not None:
+            if close is not None:
+                close()
+            raise interrupt
+        if close is None:
             raise OutOfMemory(
                 f"no context of {cells} tokens for {str(self.file.path)!r}: {complaint()}; ask for "
                 "shorter texts or fewer at a time (max_texts)"
@@ -82,16 +92,17 @@ class Memory:
         if not self._memory:
             raise ModelError(f"{str(self.file.path)!r} keeps nothing of a text; it is no decoder")
         self._batch = _Batch(bindings, int(bindings.llama_n_batch(context)))
-        # The file outlives its contexts.
-        close = weakref.finalize(self, _freed, bindings, context, self.file)
         return context, close
 
     def limit(self, cells: int | None) -> None:
         """Hold no more tokens than these; None is no bound. Nothing may be held."""
-        self.max_cells = cells
+        if cells is None or (self._ceiling is not None and self._ceiling < cells):
+            cells = self._ceiling
         if cells is not None and cells < self.cells:
-            self._close()
+            close = self._close
             self._context, self._close = self._make(cells, self._num_ids)
+            close()
+        self.max_cells = cells
 
     def bytes_of_a_token(self) -> int:
         """What keys and values of a token take. Nothing may be held."""
@@ -142,8 +153,10 @@ class Memory:
         width = self.file.vocab_size
         logits = torch.empty(len(wanted), width)
         done = 0
-        for first in range(0, len(tokens), self._batch.capacity):
-            part = slice(first, first + self._batch.capacity)
+        # A cache that grows meanwhile may take more at a time.
+        step = self._batch.capacity
+        for first in range(0, len(tokens), step):
+            part = slice(first, first + step)
             here = [row - first for row in wanted if part.start <= row < part.stop]
             self._batch.fill(tokens[part], positions[part], ids[part], here)
             self._decode(len(tokens))
@@ -170,6 +183,11 @@ class Memory:
             )
 
     def _full(self) -> OutOfMemory:
+        if self.cells == self._ceiling:
+            return OutOfMemory(
+                f"the cache of {self.cells} tokens is full, and with a longer one this model has "
+                "other rotary frequencies; ask for shorter texts or fewer at a time (max_texts)"
+            )
         return OutOfMemory(
             f"the cache of {self.cells} tokens is full; ask for shorter texts, fewer at a time "
             "(max_texts), or raise cache_bytes"

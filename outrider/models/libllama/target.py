@@ -99,7 +99,12 @@ class LibllamaTarget(Target):
         if self.file.window:
             # libllama gives away cells that a window has left where one sequence alone holds them,
             # and a rollback may need them again.
-            text.tips[self._take_id()] = NOWHERE
+            try:
+                text.tips[self._take_id()] = NOWHERE
+            except BaseException:
+                for one in text.ids:
+                    self._memory.give_back(one)
+                raise
         shared, source = self._shared(prefix)
         if source is not None:
             for one in text.ids:

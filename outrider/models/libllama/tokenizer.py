@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outrider.errors import InvalidConfig, ModelError
+from outrider.errors import InvalidConfig, ModelError, TokenOutOfRange
 from outrider.models.libllama.file import ModelFile
 from outrider.models.text import Tokenizer, check_messages, whole
 
@@ -64,17 +64,44 @@ class GgufTokenizer(Tokenizer):
             most = -count
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text without special tokens, spaces left as they are."""
-        tokens = (ctypes.c_int32 * len(ids))(*ids)
-        most = 16 * len(ids) + 1
+        """Text without special tokens, spaces left as they are.
+
+        libllama's own way would take spaces before signs away, for some vocabularies.
+
+        Raises:
+            TokenOutOfRange: an id the vocabulary does not hold.
+        """
+        said = b"".join(self._piece(token) for token in ids)
+        if ids and self._adds_space and said.startswith(b" "):
+            said = said[1:]
+        return said.decode("utf-8", "replace")
+
+    def _piece(self, token: int) -> bytes:
+        """What a token stands for; nothing for a special one."""
+        if not 0 <= token < self._file.vocab_size:
+            raise TokenOutOfRange(
+                f"token {token} with a vocabulary of {self._file.vocab_size}; "
+                f"give ids from 0 to {self._file.vocab_size - 1}"
+            )
+        most = 16
         while True:
             said = ctypes.create_string_buffer(most)
-            size = self._bindings.llama_detokenize(
-                self._vocab, tokens, len(ids), said, most, False, False
-            )
+            size = self._bindings.llama_token_to_piece(self._vocab, token, said, most, 0, False)
             if size >= 0:
-                return said.raw[:size].decode("utf-8", "replace")
+                return said.raw[:size]
             most = -size
+
+    @cached_property
+    def _adds_space(self) -> bool:
+        """Whether a text is given a space in front, which is not its own."""
+        first = self.spell("a")[:1]
+        said = ctypes.create_string_buffer(64)
+        tokens = (ctypes.c_int32 * 1)(*first)
+        size = self._bindings.llama_detokenize(
+            self._vocab, tokens, len(first), said, len(said), False, False
+        )
+        apart = self._piece(first[0]) if first else b""
+        return apart.startswith(b" ") and not said.raw[: max(0, size)].startswith(b" ")
 
     def vocabulary(self) -> dict[str, int]:
         """Every token's text and id, but those that only fill the vocabulary up."""
