@@ -51,7 +51,7 @@ def certify_vectors(
 
     \b
     Examples:
-      outrider certify vectors --emit > vectors.json
+      outrider certify vectors --emit
       outrider certify vectors --check "outrider certify vectors --answer"
       outrider certify vectors --check "./my-verifier --stdin" --json
     """

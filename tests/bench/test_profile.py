@@ -103,7 +103,7 @@ def test_drafts_are_read_as_often_as_they_are_asked(fast: LLM) -> None:
 
 
 def test_time_is_charged_where_it_is_spent(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = profiling._target_of(plain)
+    target = plain.target
     body = target._body
 
     def slow(*arguments: Any) -> torch.Tensor:
@@ -139,7 +139,7 @@ def test_hooks_are_gone_afterwards(fast: LLM) -> None:
 
 def test_hooks_are_gone_when_a_text_fails(fast: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     before = [set(one) for one in owned(fast)]
-    target = profiling._target_of(fast)
+    target = fast.target
     body = target._body
     monkeypatch.setattr(target, "_body", lambda *a: body(*a) * float("nan"))
     with pytest.raises(NonFinite):
@@ -167,7 +167,7 @@ def test_what_cannot_be_profiled_is_refused(plain: LLM, monkeypatch: pytest.Monk
         profile(plain, [], GREEDY)
     with pytest.raises(InvalidConfig, match="more tokens"):
         profile(plain, PROMPTS, SamplingParams(temperature=0, max_tokens=1), bandwidth=GB)
-    monkeypatch.setattr(profiling._target_of(plain), "device", torch.device("meta"))
+    monkeypatch.setattr(plain.target, "device", torch.device("meta"))
     with pytest.raises(UnsupportedModel, match="before they are done"):
         profile(plain, PROMPTS, GREEDY)
 

@@ -35,7 +35,8 @@ def test_torch_alone_comes_from_the_index_for_torch(tmp_path: Path) -> None:
 def test_every_extra_is_pinned_and_told() -> None:
     """The error that names a missing extra is its install line."""
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8")
-    source = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    files = [*PACKAGE.rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
+    source = "".join(path.read_text(encoding="utf-8") for path in files)
     told = set(re.findall(r"pip install 'outrider\[([\w-]+)\]'", source))
     assert told <= set(EXTRAS)
     for extra, requirements in EXTRAS.items():

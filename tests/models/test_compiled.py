@@ -187,7 +187,6 @@ def test_weights_are_let_go(target: HuggingFaceTarget) -> None:
     assert not any(tensor.numel() for tensor in bound)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OutOfMemory], ids=lambda e: e.__name__)
 def test_nothing_is_made_again_while_texts_are_made(
     target: HuggingFaceTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +231,7 @@ def test_nothing_is_made_again_while_texts_are_made(
     assert made == ["bind"], "what is noted here is noticed"
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OutOfMemory], ids=lambda e: e.__name__)
 def test_what_is_raised_inside_comes_out_as_it_is(
     target: HuggingFaceTarget,
     monkeypatch: pytest.MonkeyPatch,
