@@ -311,8 +311,9 @@ def _hooks(llm: LLM, clock: Clock) -> Iterator[tuple[Any, str, Any]]:
         yield timed(owner, name, "round", "sampling")
     yield timed(Forward, "attend", None, "attention", cached_bytes)
     for model in _models(llm):
-        yield timed(model, "score", None, "plan" if hasattr(model, "_forward") else "rest")
-        if hasattr(model, "_forward"):
+        inside = isinstance(model, HuggingFaceTarget)
+        yield timed(model, "score", None, "plan" if inside else "rest")
+        if inside:
             yield timed(model, "_forward", None, "rest")
         network = getattr(model, "model", None)
         if isinstance(network, nn.Module):

@@ -11,7 +11,7 @@ import torch
 from outrider import SamplingParams
 from outrider.certify.model.book import Book, Text
 from outrider.certify.model.plan import Plan
-from outrider.certify.model.report import Report
+from outrider.certify.model.report import Check, Report
 from outrider.certify.model.run import certify
 from outrider.certify.model.signatures import Page, emitted
 from outrider.certify.model.subject import Made, Subject
@@ -37,6 +37,13 @@ def test_a_planted_fault_gets_its_verdict(fault: str) -> None:
     assert report.exit_code == 1
     shown = [check.reproduction for check in report.checks if check.verdict == report.verdict]
     assert shown and all(case is not None for case in shown)
+
+
+def test_numbers_that_are_not_finite_are_told_as_text() -> None:
+    check = Check("greedy", "rule bias", "", {"gap": float("inf"), "rows": [float("nan"), 1.0]})
+    report = Report("x", {}, 0.1, 0.1, (check,), check, 0.0)
+    told = json.loads(json.dumps(report.as_dict(), allow_nan=False))
+    assert told["checks"][0]["evidence"] == {"gap": "inf", "rows": ["nan", 1.0]}
 
 
 def test_a_right_engine_is_lossless() -> None:

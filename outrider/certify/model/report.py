@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 Verdict = Literal[
     "lossless", "rule bias", "numeric drift", "control ignored", "seed ignored", "undecided", "void"
@@ -80,5 +81,16 @@ class Report:
         return EXIT.get(self.verdict, 1)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {"verdict": self.verdict, "exit_code": self.exit_code, **asdict(self)}
+        """For JSON; a number that is not finite is told as text, as JSON has none."""
+        told = {"verdict": self.verdict, "exit_code": self.exit_code, **asdict(self)}
+        return cast("dict[str, Any]", _finite(told))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in cast("dict[str, Any]", value).items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(one) for one in cast("list[Any]", value)]
+    return value
