@@ -82,3 +82,10 @@ class MissingExtra(OutriderError, ImportError):
 
 class OutriderWarning(UserWarning):
     """Something asked for that has no effect, or ends sooner than asked; said once per object."""
+
+
+def not_open(seq: int) -> InvalidConfig:
+    """What a target says of a handle that names no sequence."""
+    return InvalidConfig(
+        f"sequence {seq} is not open; use a handle that open() returned and close() has not ended"
+    )

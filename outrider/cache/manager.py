@@ -15,7 +15,7 @@ from torch import Tensor
 from outrider.cache.blocks import BLOCK_SLOTS, BlockAllocator
 from outrider.cache.prefixes import NO_BLOCK, PrefixIndex
 from outrider.config import check_whole
-from outrider.errors import InvalidConfig, OutOfMemory
+from outrider.errors import InvalidConfig, OutOfMemory, not_open
 
 KEPT_BLOCKS = 64
 """Blocks an empty cache keeps, with the beginnings they hold, for the next text: made anew each
@@ -268,10 +268,7 @@ class CacheManager:
     def _sequence(self, seq: int) -> _Sequence:
         sequence = self._sequences.get(seq)
         if sequence is None:
-            raise InvalidConfig(
-                f"sequence {seq} is not open; "
-                "use a handle that open() returned and close() has not ended"
-            )
+            raise not_open(seq)
         return sequence
 
     def _move(self, seq: int, sequence: _Sequence, nodes: list[int], first: int) -> None:

@@ -27,14 +27,7 @@ def certify_model(
     model: options.Model = "bundled",
     drafter: options.Drafter = "auto",
     depth: options.Depth = None,
-    rule: Annotated[
-        str | None,
-        typer.Option(
-            "--rule",
-            help="The verification rule; by default block for chains, hybrid-traversal for trees; "
-            "coupled is what a given seed means.",
-        ),
-    ] = None,
+    rule: options.Rule = None,
     width: options.Width = 1,
     nodes: options.Nodes = None,
     lossy: options.Lossy = False,
@@ -43,11 +36,9 @@ def certify_model(
         typer.Option("--file", "-f", help="Prompts, one a line; by default the bundled ones."),
     ] = None,
     temperature: Annotated[float, typer.Option("--temperature", "-t")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 = all.")] = LAW.top_k,
-    top_p: Annotated[float, typer.Option(help="Keep the likeliest of this mass.")] = LAW.top_p,
-    min_p: Annotated[
-        float, typer.Option(help="Keep tokens at least this likely beside the likeliest.")
-    ] = LAW.min_p,
+    top_k: options.TopK = LAW.top_k,
+    top_p: options.TopP = LAW.top_p,
+    min_p: options.MinP = LAW.min_p,
     typical_p: options.TypicalP = LAW.typical_p,
     repetition_penalty: options.RepetitionPenalty = LAW.repetition_penalty,
     presence_penalty: options.PresencePenalty = LAW.presence_penalty,
@@ -91,7 +82,9 @@ def certify_model(
     from outrider.certify.adapters.own import subject
     from outrider.certify.model.plan import Plan
     from outrider.certify.model.run import certify
+    from outrider.engine.settings import resolve_rule, tree_budget
 
+    trees = tree_budget(depth or 1, width, nodes)
     plan = Plan(within=within, alpha=alpha, length=max_tokens, budget=budget, seed=seed)
     params = SamplingParams(
         temperature=temperature,
@@ -121,7 +114,7 @@ def certify_model(
     prompts = _prompts(llm, file)
     with console.status("certifying ...") as status:
         report = certify(
-            subject(llm, rule or ("block" if width == 1 else "hybrid-traversal")),
+            subject(llm, resolve_rule(rule, params, trees=trees, lossless=not lossy)),
             prompts,
             params,
             plan,

@@ -41,14 +41,10 @@ def generate(
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", "-n", help="New tokens at most.")
     ] = 128,
-    temperature: Annotated[
-        float, typer.Option("--temperature", "-t", help="0 takes the likeliest token each time.")
-    ] = 0.0,
-    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 = all.")] = LAW.top_k,
-    top_p: Annotated[float, typer.Option(help="Keep the likeliest of this mass.")] = LAW.top_p,
-    min_p: Annotated[
-        float, typer.Option(help="Keep tokens at least this likely beside the likeliest.")
-    ] = LAW.min_p,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = LAW.top_k,
+    top_p: options.TopP = LAW.top_p,
+    min_p: options.MinP = LAW.min_p,
     typical_p: options.TypicalP = LAW.typical_p,
     repetition_penalty: options.RepetitionPenalty = LAW.repetition_penalty,
     presence_penalty: options.PresencePenalty = LAW.presence_penalty,

@@ -77,6 +77,12 @@ Dtype = Annotated[
     typer.Option("--dtype", help="float32, bfloat16 or float16; by default what the device has."),
 ]
 Device = Annotated[str | None, typer.Option("--device", help="Where the models run, e.g. cpu.")]
+Temperature = Annotated[
+    float, typer.Option("--temperature", "-t", help="0 takes the likeliest token each time.")
+]
+TopK = Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 = all.")]
+TopP = Annotated[float, typer.Option(help="Keep the likeliest of this mass.")]
+MinP = Annotated[float, typer.Option(help="Keep tokens at least this likely beside the likeliest.")]
 TypicalP = Annotated[
     float, typer.Option(help="Keep the tokens nearest to the law's entropy, of this mass; 1 = all.")
 ]

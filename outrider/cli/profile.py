@@ -43,9 +43,7 @@ def profile(
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", "-n", help="New tokens of each text.")
     ] = 64,
-    temperature: Annotated[
-        float, typer.Option("--temperature", "-t", help="0 takes the likeliest token each time.")
-    ] = 0.0,
+    temperature: options.Temperature = 0.0,
     seed: Annotated[int, typer.Option(help="Of what is drawn above temperature 0.")] = 0,
     repeats: Annotated[
         int, typer.Option(help="Runs with hooks, and as many without, in turn.")

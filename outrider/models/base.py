@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from outrider.errors import TokenOutOfRange
+
 if TYPE_CHECKING:
     from jaxtyping import Float, Int64
 
@@ -46,6 +48,19 @@ class Rows:
     tokens_R: Int64[Tensor, " R"]
     ancestors_R: Int64[Tensor, " R"] | None = None
     logits_rows: Int64[Tensor, " wanted"] | None = None
+
+
+def check_tokens(tokens: Sequence[int], vocab_size: int) -> None:
+    """Refuse tokens that a vocabulary does not hold.
+
+    Raises:
+        TokenOutOfRange: naming one of them.
+    """
+    if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
+        wrong = min(tokens) if min(tokens) < 0 else max(tokens)
+        raise TokenOutOfRange(
+            f"token {wrong} with a vocabulary of {vocab_size}; give ids from 0 to {vocab_size - 1}"
+        )
 
 
 class Target(ABC):

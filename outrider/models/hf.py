@@ -11,19 +11,19 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from outrider.cache import BLOCK_SLOTS, CacheManager
-from outrider.errors import InvalidConfig, TokenOutOfRange, UnsupportedModel
+from outrider.errors import InvalidConfig, UnsupportedModel
 from outrider.models.adopting import as_it_was_if_refused, restore_layers
 from outrider.models.attention_cpu import attend_cpu
 from outrider.models.attention_op import Body
 from outrider.models.attention_strict import STRICT_BLOCK, StrictBody
-from outrider.models.base import Rows, Target
+from outrider.models.base import Rows, Target, check_tokens
 from outrider.models.capability import (
     check_by_looking,
     check_logits,
@@ -410,9 +410,7 @@ class HuggingFaceTarget(Target):
             InvalidConfig: rows that contradict each other, or pass the model's context.
             OutOfMemory: the cache is full.
         """
-        tokens = rows.tokens_R.tolist()
-        if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
-            self._refuse(tokens)
+        check_tokens(rows.tokens_R.tolist(), self.vocab_size)
         if not isinstance(self._texts, TwoRegimes):
             return self._read(rows)
         logits = self._texts.score(rows)
@@ -473,13 +471,6 @@ class HuggingFaceTarget(Target):
         missing = -len(wanted) % self._row_multiple
         kept = torch.cat((wanted, wanted[-1:].expand(missing))) if missing else wanted
         return self.model(**inputs, logits_to_keep=kept).logits[0, : len(wanted)]
-
-    def _refuse(self, tokens: list[int]) -> NoReturn:
-        low, high = min(tokens), max(tokens)
-        raise TokenOutOfRange(
-            f"token {low if low < 0 else high} with a vocabulary of {self.vocab_size}; "
-            f"give ids from 0 to {self.vocab_size - 1}"
-        )
 
     def _check_length(self, plan: Plan) -> None:
         longest = 1 + max(span.highest_position for span in plan.spans)

@@ -25,9 +25,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
 
-from outrider.errors import InvalidConfig, TokenOutOfRange, UnsupportedModel
+from outrider.errors import InvalidConfig, UnsupportedModel, not_open
 from outrider.models.adopting import as_it_was_if_refused
-from outrider.models.base import Rows, Target
+from outrider.models.base import Rows, Target, check_tokens
 from outrider.models.capability import refuse_experts
 from outrider.models.packing import (
     PackedLinear,
@@ -112,10 +112,7 @@ class RecurrentTarget(Target):
         """
         found = self._sequences.get(seq)
         if found is None:
-            raise InvalidConfig(
-                f"sequence {seq} is not open; "
-                "use a handle that open() returned and close() has not ended"
-            )
+            raise not_open(seq)
         return found
 
     def length(self, seq: int) -> int:
@@ -232,12 +229,7 @@ class RecurrentTarget(Target):
             state = self.state(piece.seq)
             if not piece.continues(state.num_staged):
                 raise self._no_trees()
-            low, high = (int(end) for end in piece.tokens_r.aminmax())
-            if low < 0 or high >= self.vocab_size:
-                raise TokenOutOfRange(
-                    f"token {low if low < 0 else high} with a vocabulary of {self.vocab_size}; "
-                    f"give ids from 0 to {self.vocab_size - 1}"
-                )
+            check_tokens(piece.tokens_r.tolist(), self.vocab_size)
             longest = state.num_read + len(piece.tokens_r)
             if self.max_length is not None and longest > self.max_length:
                 raise InvalidConfig(

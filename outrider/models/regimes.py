@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from outrider.cache import CacheManager
-from outrider.errors import InvalidConfig
+from outrider.errors import not_open
 from outrider.models.base import Rows
 
 REREAD_CHUNK = 512
@@ -159,10 +159,7 @@ class TwoRegimes:
     def _text(self, seq: int) -> _Text:
         text = self._texts.get(seq)
         if text is None:
-            raise InvalidConfig(
-                f"sequence {seq} is not open; "
-                "use a handle that open() returned and close() has not ended"
-            )
+            raise not_open(seq)
         return text
 
     def _sorted(self, rows: Rows) -> list[_New]:

@@ -73,9 +73,13 @@ def _excuse(subject: Subject, texts: list[Text], params: SamplingParams, at: int
     return None
 
 
-def ends(subject: Subject, prompts: Prompts, params: SamplingParams, plan: Plan) -> Check:
-    """No text goes on behind its end or beyond max_tokens, and none is cut short."""
-    texts = subject.texts(prompts, params, plan.seed)
+def ends(
+    subject: Subject, prompts: Prompts, params: SamplingParams, plan: Plan, texts: list[Made]
+) -> Check:
+    """No text goes on behind its end or beyond max_tokens, and none is cut short.
+
+    `texts` are those of the plan's seed.
+    """
     for prompt, text in zip(prompts, texts, strict=True):
         where = {"prompt": list(prompt), "params": asked(params), "seed": plan.seed}
         where |= {"text": list(text.token_ids)}
@@ -93,11 +97,12 @@ def ends(subject: Subject, prompts: Prompts, params: SamplingParams, plan: Plan)
     return Check("ends", "lossless", "no text goes on behind its end, none is cut short")
 
 
-def seeds(subject: Subject, prompts: Prompts, params: SamplingParams, plan: Plan) -> Check:
-    """A seed gives the same texts again, and another seed others."""
-    first, again, other = (
-        subject.texts(prompts, params, seed)
-        for seed in (plan.seed, plan.seed, plan.seed + 1_000_003)
+def seeds(
+    subject: Subject, prompts: Prompts, params: SamplingParams, plan: Plan, first: list[Made]
+) -> Check:
+    """A seed gives the same texts again, those that were `first`, and another seed others."""
+    again, other = (
+        subject.texts(prompts, params, seed) for seed in (plan.seed, plan.seed + 1_000_003)
     )
     where = {"prompts": [list(p) for p in prompts], "params": asked(params), "seed": plan.seed}
     if subject.seeded and any(

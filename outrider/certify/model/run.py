@@ -51,10 +51,11 @@ def certify(
     own = replace(
         params, max_tokens=plan.length, n=1, seed=None, stop=(), logprobs=None, logprobs_mode="raw"
     )
+    texts = subject.texts(prompts, own, plan.seed)
     checks = [
         greedy(subject, prompts, own),
-        ends(subject, prompts, own, plan),
-        seeds(subject, prompts, own, plan),
+        ends(subject, prompts, own, plan, texts),
+        seeds(subject, prompts, own, plan, texts),
         logprobs(subject, prompts, own, plan),
     ]
     for check in checks:

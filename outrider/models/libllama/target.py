@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from outrider.errors import InvalidConfig, OutOfMemory, TokenOutOfRange
-from outrider.models.base import MAX_TREE_NODES, Rows, Target
+from outrider.errors import InvalidConfig, OutOfMemory, not_open
+from outrider.models.base import MAX_TREE_NODES, Rows, Target, check_tokens
 from outrider.models.libllama.file import ModelFile
 from outrider.models.libllama.memory import CELL_STEP, FIRST_CELLS, Memory
 from outrider.models.libllama.paths import NOWHERE, Copied, Staging, Text
@@ -147,10 +147,7 @@ class LibllamaTarget(Target):
     def _text(self, seq: int) -> Text:
         found = self._texts.get(seq)
         if found is None:
-            raise InvalidConfig(
-                f"sequence {seq} is not open; "
-                "use a handle that open() returned and close() has not ended"
-            )
+            raise not_open(seq)
         return found
 
     def length(self, seq: int) -> int:
@@ -172,7 +169,7 @@ class LibllamaTarget(Target):
         check_rows(rows)
         texts = [self._text(seq) for seq in rows.seqs]
         tokens = rows.tokens_R.tolist()
-        self._check_tokens(tokens)
+        check_tokens(tokens, self.vocab_size)
         wanted = range(len(tokens)) if rows.logits_rows is None else rows.logits_rows.tolist()
         begun: list[tuple[Text, Staging]] = []
         new: list[int] = []
@@ -298,14 +295,6 @@ class LibllamaTarget(Target):
             "max_bytes": None if bound is None else bound * per_token,
             "share_prefixes": self.prefix_block is not None,
         }
-
-    def _check_tokens(self, tokens: list[int]) -> None:
-        for token in (min(tokens), max(tokens)):
-            if not 0 <= token < self.vocab_size:
-                raise TokenOutOfRange(
-                    f"token {token} with a vocabulary of {self.vocab_size}; "
-                    f"give ids from 0 to {self.vocab_size - 1}"
-                )
 
 
 def _num_common(ours: Sequence[int], theirs: Sequence[int]) -> int:

@@ -10,7 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outrider.errors import InvalidConfig, ModelError, TokenOutOfRange
+from outrider.errors import InvalidConfig, ModelError
+from outrider.models.base import check_tokens
 from outrider.models.libllama.file import ModelFile
 from outrider.models.text import Tokenizer, check_messages, whole
 
@@ -78,11 +79,7 @@ class GgufTokenizer(Tokenizer):
 
     def _piece(self, token: int) -> bytes:
         """What a token stands for; nothing for a special one."""
-        if not 0 <= token < self._file.vocab_size:
-            raise TokenOutOfRange(
-                f"token {token} with a vocabulary of {self._file.vocab_size}; "
-                f"give ids from 0 to {self._file.vocab_size - 1}"
-            )
+        check_tokens([token], self._file.vocab_size)
         most = 16
         while True:
             said = ctypes.create_string_buffer(most)
