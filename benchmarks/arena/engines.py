@@ -19,7 +19,7 @@ class Engine:
         folder: the virtual environment it runs in, in the arena's home; None = this Python.
         shared: whether one process holds all arms over one copy of the weights.
         arms: what it can do, plain decoding first.
-        core: those of them in the core grid.
+        core: those of them in the core grid; None = all.
         copies: the target's weights that one process holds, in copies of the checkpoint, to guess
             how many processes fit into memory.
         base_mb: what a process takes without any weights.
@@ -30,18 +30,18 @@ class Engine:
     folder: str | None
     shared: bool
     arms: tuple[str, ...]
-    core: tuple[str, ...]
     copies: float
     base_mb: int
+    core: tuple[str, ...] | None = None
     without_8_bit: str | None = None
 
 
 ENGINES = {
     "outrider": Engine(
-        "outrider_worker.py",
-        None,
-        True,
-        (
+        worker="outrider_worker.py",
+        folder=None,
+        shared=True,
+        arms=(
             "none",
             "draft",
             "ngram",
@@ -52,58 +52,54 @@ ENGINES = {
             "draft+suffix",
             "draft+recycle",
         ),
-        ("none", "draft", "ngram", "suffix"),
-        1.5,
-        600,
-        "not for targets in Hugging Face folders; outrider-gguf has it",
+        core=("none", "draft", "ngram", "suffix"),
+        copies=1.5,
+        base_mb=600,
+        without_8_bit="not for targets in Hugging Face folders; outrider-gguf has it",
     ),
     "outrider-gguf": Engine(
-        "outrider_gguf_worker.py",
-        None,
-        False,
-        ("none", "draft", "ngram", "q8_0"),
-        ("none", "draft", "ngram", "q8_0"),
-        1.2,
-        600,
+        worker="outrider_gguf_worker.py",
+        folder=None,
+        shared=False,
+        arms=("none", "draft", "ngram", "q8_0"),
+        copies=1.2,
+        base_mb=600,
     ),
     "transformers": Engine(
-        "transformers_worker.py",
-        "transformers",
-        True,
-        ("plain", "assistant", "lookup", "generate_batch"),
-        ("plain", "assistant", "lookup", "generate_batch"),
-        1.2,
-        600,
-        "a further package would be needed",
+        worker="transformers_worker.py",
+        folder="transformers",
+        shared=True,
+        arms=("plain", "assistant", "lookup", "generate_batch"),
+        copies=1.2,
+        base_mb=600,
+        without_8_bit="a further package would be needed",
     ),
     "llama.cpp": Engine(
-        "llama_cpp_worker.py",
-        "llama.cpp",
-        False,
-        ("plain", "draft", "lookup", "q8_0", "q8_0+draft", "ngram-cache"),
-        ("plain", "draft", "lookup", "q8_0"),
+        worker="llama_cpp_worker.py",
+        folder="llama.cpp",
+        shared=False,
+        arms=("plain", "draft", "lookup", "q8_0", "q8_0+draft", "ngram-cache"),
+        core=("plain", "draft", "lookup", "q8_0"),
         # Mapped from one file by all of its processes; counted once too often rather than not.
-        0.5,
-        200,
+        copies=0.5,
+        base_mb=200,
     ),
     "openvino": Engine(
-        "openvino_worker.py",
-        "openvino",
-        False,
-        ("plain", "draft", "lookup", "int8"),
-        ("plain", "draft", "lookup", "int8"),
-        1.3,
-        400,
+        worker="openvino_worker.py",
+        folder="openvino",
+        shared=False,
+        arms=("plain", "draft", "lookup", "int8"),
+        copies=1.3,
+        base_mb=400,
     ),
     "vllm": Engine(
-        "vllm_worker.py",
-        "vllm",
-        False,
-        ("plain", "draft", "ngram", "suffix"),
-        ("plain", "draft", "ngram", "suffix"),
-        1.2,
-        2300,
-        "a checkpoint quantised by another tool would be needed",
+        worker="vllm_worker.py",
+        folder="vllm",
+        shared=False,
+        arms=("plain", "draft", "ngram", "suffix"),
+        copies=1.2,
+        base_mb=2300,
+        without_8_bit="a checkpoint quantised by another tool would be needed",
     ),
 }
 """In the order in which they appear in tables."""

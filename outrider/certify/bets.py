@@ -80,6 +80,10 @@ class Interval:
         """The largest distance from 0 that is left."""
         return max(abs(self.low), abs(self.high))
 
+    def meets(self, other: Interval) -> bool:
+        """Whether the two means may be one."""
+        return self.low <= other.high and other.low <= self.high
+
 
 class Means:
     """Intervals for the means of F payoffs in [-1, 1], valid at any time and for all together.

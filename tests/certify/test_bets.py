@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from outrider.certify.bets import RATIO_STAKES, Means, Wealth, needed
+from outrider.certify.bets import RATIO_STAKES, Interval, Means, Wealth, needed
 
 ALPHA = 0.05
 
@@ -95,3 +95,9 @@ def test_one_impossible_token_does_not_ruin_an_account() -> None:
     wealth = Wealth(["alternative"], RATIO_STAKES)
     wealth.bet(np.array([[np.inf], [np.nan], [-1.0]]))
     assert 0 < wealth.value < 50
+
+
+def test_intervals_meet_where_their_means_may_be_one() -> None:
+    low, high = Interval(0.0, -0.1, 0.1), Interval(0.3, 0.1, 0.5)
+    assert low.meets(high) and high.meets(low)
+    assert not low.meets(Interval(0.3, 0.2, 0.5))

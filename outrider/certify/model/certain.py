@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from outrider.certify.model.book import Text, set_controls, without
-from outrider.certify.model.plan import Plan, asked
+from outrider.certify.model.plan import OTHER, Plan, asked
 from outrider.certify.model.report import Check
 from outrider.certify.model.signatures import Page
 from outrider.certify.model.subject import Made, Prompts, Subject
@@ -101,9 +101,7 @@ def seeds(
     subject: Subject, prompts: Prompts, params: SamplingParams, plan: Plan, first: list[Made]
 ) -> Check:
     """A seed gives the same texts again, those that were `first`, and another seed others."""
-    again, other = (
-        subject.texts(prompts, params, seed) for seed in (plan.seed, plan.seed + 1_000_003)
-    )
+    again, other = (subject.texts(prompts, params, seed) for seed in (plan.seed, plan.seed + OTHER))
     where = {"prompts": [list(p) for p in prompts], "params": asked(params), "seed": plan.seed}
     if subject.seeded and any(
         one.token_ids != two.token_ids for one, two in zip(first, again, strict=True)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.certify.bets import RATIO_STAKES, Interval, Means, Wealth
-from outrider.certify.model.looks import looks, names
+from outrider.certify.model.looks import looks
 from outrider.certify.model.signatures import Category, Page, signatures
 
 FORBIDDEN = "token that the law forbids"
@@ -38,18 +38,14 @@ class Evidence:
     """Everything that is bet on the texts of one request's controls.
 
     Args:
-        with_draft: whether a draft model's law is at hand.
-        with_ends: whether texts may end by themselves.
+        looked: names of what is looked at.
         alpha: the chance of a false alarm, and of an interval that misses.
         horizon: tokens at which intervals are to be narrowest.
         seed: of the points within each token's mass.
     """
 
-    def __init__(
-        self, *, with_draft: bool, with_ends: bool, alpha: float, horizon: int, seed: int
-    ) -> None:
+    def __init__(self, looked: Sequence[str], alpha: float, horizon: int, seed: int) -> None:
         self._alpha = alpha
-        looked = names(with_draft, with_ends)
         self._looks, self._means = Wealth(looked), Means(looked, alpha, horizon)
         self._faults: Wealth | None = None
         self._categories: dict[str, Category] = {}

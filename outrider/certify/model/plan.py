@@ -10,6 +10,9 @@ from outrider.certify.bets import needed
 from outrider.config import SAMPLING, SamplingParams, check_between, check_whole
 
 Progress = Callable[[str], None]
+OTHER, SAMPLED_FROM = 1_000_003, 2_000_003
+"""Added to a plan's seed: that of another text, and that of the first sampled one. Engines may
+count on from a seed, prompt by prompt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from outrider.certify.bets import Wealth
 from outrider.certify.model.book import Text
 from outrider.certify.model.evidence import Evidence, within
 from outrider.certify.model.looks import looks, names
-from outrider.certify.model.plan import Plan, Progress, asked
+from outrider.certify.model.plan import SAMPLED_FROM, Plan, Progress, asked
 from outrider.certify.model.report import Check
 from outrider.certify.model.signatures import Page, emitted
 from outrider.certify.model.subject import Generate, Prompts, Subject, made
@@ -41,9 +41,8 @@ class Sampling:
     ) -> None:
         self._subject, self._prompts, self._params = subject, prompts, params
         self._plan, self._progress = plan, progress
-        ends = bool(subject.target.ends)
-        self._num_looks = len(names(subject.draft is not None, ends))
-        self._horizon = plan.tokens(self._num_looks)
+        self._looked = names(subject.draft is not None, bool(subject.target.ends))
+        self._horizon = plan.tokens(len(self._looked))
         self._pages: list[Page] = []
         self._kept = 0
 
@@ -58,13 +57,7 @@ class Sampling:
         return check, control
 
     def _evidence(self) -> Evidence:
-        return Evidence(
-            with_draft=self._subject.draft is not None,
-            with_ends=bool(self._subject.target.ends),
-            alpha=self._plan.alpha,
-            horizon=self._horizon,
-            seed=self._plan.seed,
-        )
+        return Evidence(self._looked, self._plan.alpha, self._horizon, self._plan.seed)
 
     def _read(self, generate: Generate, evidence: Evidence, done: Callable[[], bool]) -> None:
         """Calls of all prompts, each with a seed of its own, until it is done or spent."""
@@ -97,7 +90,7 @@ class Sampling:
                 )
 
     def _seed(self, number: int) -> int:
-        return self._plan.seed + 2_000_003 + number
+        return self._plan.seed + SAMPLED_FROM + number
 
     def _keep(self, page: Page) -> None:
         size = page.p_NV.numel() * 8
@@ -160,15 +153,14 @@ class Sampling:
         """Whether texts without speculation are refuted just as well, and are off by as little."""
         if self._subject.plain is None:
             return False
-        plain = self._evidence()
-        self._read(self._subject.plain, plain, lambda: plain.against)
-        ours, theirs = evidence.intervals(), plain.intervals()
-        return plain.against and all(
-            one.low <= theirs[name].high
-            and theirs[name].low <= one.high
-            and abs(theirs[name].mean) <= MOST_DRIFT
-            for name, one in ours.items()
-        )
+        plain, ours = self._evidence(), evidence.intervals()
+
+        def alike() -> bool:
+            return all(ours[name].meets(one) for name, one in plain.intervals().items())
+
+        self._read(self._subject.plain, plain, lambda: plain.against or not alike())
+        little = all(abs(one.mean) <= MOST_DRIFT for one in plain.intervals().values())
+        return plain.against and alike() and little
 
     def _control(self, evidence: Evidence) -> Check:
         """A bias of `within`, planted into the laws that were read, must be found.
@@ -178,20 +170,18 @@ class Sampling:
         """
         name = "negative control"
         lies = [_lie(page) for page in self._pages]
-        distance = [
-            (lie_NV - page.p_NV).abs().sum(1) / 2
-            for lie_NV, page in zip(lies, self._pages, strict=True)
-        ]
-        if not distance or float(torch.cat(distance).mean()) <= 0:
+        spread = _mean_distance(lies, self._pages)
+        if spread <= 0:
             return Check(name, "void", "no law was read in which anything could be planted")
-        share = min(1.0, self._plan.within / float(torch.cat(distance).mean()))
-        planted = share * float(torch.cat(distance).mean())
+        share = min(1.0, self._plan.within / spread)
+        planted = share * spread
         chance, rng = random.Random(self._plan.seed), torch.Generator()
         rng.manual_seed(self._plan.seed)
-        wealth = Wealth(names(self._subject.draft is not None, bool(self._subject.target.ends)))
+        wealth = Wealth(self._looked)
         tokens, most = 0, 4 * max(self._horizon, evidence.tokens)
         # The real test has half of its wealth on other bets.
-        while wealth.most < 2 / self._plan.alpha and tokens < most:
+        enough = 2 / self._plan.alpha
+        while wealth.most < enough and tokens < most:
             at = chance.randrange(len(lies))
             page, lie_NV = self._pages[at], lies[at]
             law_NV = (1 - share) * page.p_NV + share * lie_NV
@@ -200,11 +190,19 @@ class Sampling:
             wealth.bet(looks(page, tokens_N, points))
             tokens += len(tokens_N)
         numbers = {"planted": planted, "tokens": tokens}
-        if wealth.most >= 2 / self._plan.alpha:
+        if wealth.most >= enough:
             said = f"a planted bias of {planted:.3g} was found after {tokens} tokens"
             return Check(name, "rule bias", said, numbers)
         said = f"a planted bias of {planted:.3g} was not found in {tokens} tokens: the run is void"
         return Check(name, "void", said, numbers)
+
+
+def _mean_distance(lies: list[torch.Tensor], pages: list[Page]) -> float:
+    """The mean total variation of some laws from those that are due; 0 of none."""
+    apart = [
+        (lie_NV - page.p_NV).abs().sum(1) / 2 for lie_NV, page in zip(lies, pages, strict=True)
+    ]
+    return float(torch.cat(apart).mean()) if apart else 0.0
 
 
 def _lie(page: Page) -> torch.Tensor:
