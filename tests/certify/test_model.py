@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from outrider.certify.model.plan import Plan
 from outrider.certify.model.report import Check, Report
 from outrider.certify.model.run import certify
 from outrider.certify.model.signatures import Page, emitted
-from outrider.certify.model.subject import Made, Subject
+from outrider.certify.model.subject import Made, Prompts, Subject
 from outrider.errors import EmptyPrompt, InvalidConfig, ModelError
 from tests.certify.faulty import DEPTH, END, FAULTS, PARAMS, VOCAB, law_of, subject
 from tests.engine.control_laws import Table
@@ -146,3 +148,79 @@ def test_nothing_to_certify() -> None:
     with pytest.raises(InvalidConfig, match="grammar"):
         certify(subject(), PROMPTS, SamplingParams(regex="a*"))
     assert DEPTH > 1
+
+
+class Bent:
+    """The right engine, its texts changed on the way out."""
+
+    def __init__(self, bend: Callable[[Made], object]) -> None:
+        self.bend = bend
+
+    def __call__(self, prompts: Prompts, params: SamplingParams, seed: int) -> list[object]:
+        return [self.bend(text) for text in subject().generate(prompts, params, seed)]
+
+
+def verdicts(bend: Callable[[Made], object]) -> dict[str, str]:
+    """Of each check, with little sampling."""
+    one = subject()
+    bent = Subject("bent", Bent(bend), one.target, draft=one.draft)
+    report = certify(bent, PROMPTS[:8], PARAMS, Plan(budget=50))
+    return {check.name: check.verdict for check in report.checks}
+
+
+def test_texts_cut_short_are_found() -> None:
+    assert verdicts(lambda text: text)["ends"] == "lossless"
+    assert verdicts(lambda text: Made(text.token_ids[:2]))["ends"] == "rule bias"
+    # An end that is not told as a token is one cut off.
+    left_out = verdicts(lambda text: Made(tuple(x for x in text.token_ids if x != END)))
+    assert left_out["ends"] == "rule bias"
+
+
+def test_log_probabilities_that_are_no_numbers_are_found() -> None:
+    def bend(text: Made) -> Made:
+        return Made(text.token_ids, text.logprobs and (math.nan,) * len(text.token_ids))
+
+    assert verdicts(bend)["logprobs"] == "control ignored"
+
+
+def test_log_probabilities_that_jitter_are_no_other_text() -> None:
+    jitter = iter(range(10**6))
+
+    def bend(text: Made) -> Made:
+        return Made(text.token_ids, tuple(1e-9 * next(jitter) for _ in text.token_ids))
+
+    assert verdicts(bend)["seeds"] == "lossless"
+
+
+def test_log_probabilities_are_asked_for_raw() -> None:
+    asked: list[str] = []
+    one = subject()
+
+    def generate(prompts: Prompts, params: SamplingParams, seed: int) -> object:
+        asked.append(params.logprobs_mode)
+        return one.generate(prompts, params, seed)
+
+    processed = replace(PARAMS, logprobs_mode="processed")
+    noting = Subject("noting", generate, one.target)  # type: ignore[arg-type]
+    certify(noting, PROMPTS[:4], processed, Plan(budget=20))
+    assert set(asked) == {"raw"}
+
+
+def test_tokens_beyond_the_vocabulary_are_refused() -> None:
+    with pytest.raises(ModelError, match=f"token {VOCAB}, "):
+        verdicts(lambda _: [VOCAB])
+
+
+def test_the_book_lets_ends_come_where_they_are_ignored() -> None:
+    """min_tokens forbids the ends of a text, and under ignore_eos there are none."""
+    texts, target = [Text((1,), (5, 7))], subject().target
+    logits_NV = target.logits(texts)
+    kept = SamplingParams(min_tokens=2, max_tokens=4)
+    assert bool((target.laws(logits_NV, texts, kept)[:, END] == 0).all())
+    free = replace(kept, ignore_eos=True)
+    assert bool((target.laws(logits_NV, texts, free)[:, END] > 0).all())
+
+
+def test_bias_is_no_drift_where_plain_decoding_is_off_by_less() -> None:
+    report = certify(subject("noise used twice", rounded=True), PROMPTS, PARAMS, Plan(within=0.03))
+    assert report.checks[-1].verdict == "rule bias", told(report)

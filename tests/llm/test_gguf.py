@@ -15,7 +15,14 @@ from transformers import LlamaForCausalLM
 import outrider
 from outrider import LLM, SamplingParams
 from outrider.bench.gguf_file import write_gguf
-from outrider.errors import InvalidConfig, OutOfMemory, UnsupportedModel, VocabularyMismatch
+from outrider.errors import (
+    InvalidConfig,
+    ModelError,
+    OutOfMemory,
+    UnsupportedModel,
+    VocabularyMismatch,
+)
+from outrider.llm.load import draft_models
 from outrider.models.bundled import bundled_path
 from tests.models.families import one_thread
 from tests.models.libllama_models import bundled_file, needs_libllama, quantised_file
@@ -213,3 +220,18 @@ def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
     write_gguf(model, tmp_path / "other.gguf", tokenizer=tmp_path)
     with pytest.raises(VocabularyMismatch, match="first at 'a'"):
         LLM.load(bundled_file("target"), f"draft:{tmp_path / 'other.gguf'}")
+
+
+def test_a_bound_is_shared_in_tokens_with_a_folder() -> None:
+    """A folder's blocks are of 64 tokens, a file's of 256: neither side may starve."""
+    sizes = {"target": bundled_path("target"), "draft": bundled_file("draft")}
+    llm = LLM.load(sizes["target"], f"draft:{sizes['draft']}", cache_bytes=8 << 20)
+    plans = [model.cache_plan() for model in (llm.target, *draft_models(llm.drafter))]
+    tokens = [plan["max_bytes"] // plan["bytes_per_token"] for plan in plans]
+    assert len(tokens) == 2
+    assert abs(tokens[0] - tokens[1]) <= 256
+
+
+def test_a_missing_draft_file_is_called_the_drafter() -> None:
+    with pytest.raises(ModelError, match=r"drafter=.*none\.gguf' is no file"):
+        LLM.load(bundled_file("target"), "draft:/nowhere/none.gguf")

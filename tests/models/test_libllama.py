@@ -19,6 +19,7 @@ from outrider.errors import (
 )
 from outrider.models.base import Rows
 from outrider.models.libllama import LibllamaTarget, ModelFile, is_gguf, library
+from outrider.models.libllama import library as library_module
 from outrider.models.libllama import target as target_module
 from outrider.models.libllama.memory import FIRST_CELLS, FIRST_IDS
 from outrider.models.libllama.paths import Text
@@ -451,3 +452,47 @@ def test_longrope_keeps_to_the_context_it_was_first_trained_for(tmp_path, monkey
     target.close(first)
     target.read(second, tokens)
     assert target.length(second) == 200
+
+
+def test_an_interrupt_while_a_file_loads_is_raised(monkeypatch) -> None:
+    """Python would print and forget what is raised while the library tells its log."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(library_module.log, "log", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        ModelFile(random_file()[1])
+    monkeypatch.undo()
+    assert ModelFile(random_file()[1]).vocab_size > 0
+
+
+def test_a_text_that_cannot_be_opened_keeps_no_sequence(monkeypatch) -> None:
+    target = LibllamaTarget(windowed_file()[1])
+    take, taken = target._memory.take_id, list[int]()
+
+    def once() -> int:
+        if taken:
+            raise OutOfMemory("no more")
+        taken.append(take())
+        return taken[0]
+
+    free = len(target._memory._free_ids)
+    monkeypatch.setattr(target._memory, "take_id", once)
+    with pytest.raises(OutOfMemory, match="no more"):
+        target.open(8)
+    assert len(target._memory._free_ids) == free
+
+
+def test_a_bound_that_cannot_be_had_leaves_the_cache_as_it_was(monkeypatch) -> None:
+    target = LibllamaTarget(random_file()[1])
+
+    def full(*_: object) -> None:
+        raise OutOfMemory("no context")
+
+    monkeypatch.setattr(target._memory, "_make", full)
+    with pytest.raises(OutOfMemory, match="no context"):
+        target.limit_cache(target.block_bytes)
+    monkeypatch.undo()
+    seq = target.open(8)
+    assert target.score(Rows((seq,), (1,), torch.tensor([7]))).isfinite().all()

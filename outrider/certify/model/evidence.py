@@ -42,6 +42,11 @@ class Evidence:
         alpha: the chance of a false alarm, and of an interval that misses.
         horizon: tokens at which intervals are to be narrowest.
         seed: of the points within each token's mass.
+
+    Attributes:
+        told: what each text added.
+        asked: texts that were asked for, empty ones too: the next one's number.
+        tokens: how many were looked at.
     """
 
     def __init__(self, looked: Sequence[str], alpha: float, horizon: int, seed: int) -> None:
@@ -51,7 +56,7 @@ class Evidence:
         self._categories: dict[str, Category] = {}
         self._rng = np.random.default_rng(seed)
         self.told: list[Told] = []
-        self.tokens = 0
+        self.asked = self.tokens = 0
 
     def read(self, page: Page, numbers: Sequence[int]) -> None:
         """Takes in some texts, which have these numbers."""

@@ -60,9 +60,13 @@ class Sampling:
         return Evidence(self._looked, self._plan.alpha, self._horizon, self._plan.seed)
 
     def _read(self, generate: Generate, evidence: Evidence, done: Callable[[], bool]) -> None:
-        """Calls of all prompts, each with a seed of its own, until it is done or spent."""
-        number, shown = 0, 0
+        """Calls of all prompts, each with a seed of its own, until it is done or spent.
+
+        It goes on where it stopped before.
+        """
+        shown = 0
         while evidence.tokens < self._horizon:
+            number = evidence.asked
             seed = self._seed(number)
             width = self._subject.target.model.vocab_size
             texts = made(generate, self._prompts, self._params, seed, width)
@@ -79,7 +83,7 @@ class Sampling:
                 page = Page.of(came[part], self._params, self._subject.target, self._subject.draft)
                 evidence.read(page, numbers[part])
                 self._keep(page)
-            number += len(self._prompts)
+            evidence.asked += len(self._prompts)
             if done() or evidence.tokens == before:
                 return
             if evidence.tokens >= shown:
@@ -146,21 +150,28 @@ class Sampling:
             "seed": self._seed(number - number % len(self._prompts)),
         }
         numbers |= {"fits": suspect.name, "log e of it": suspect.log_e}
-        said = f"refuted after {evidence.tokens} tokens (e = {evidence.value:.3g}); {why}"
+        said = f"refuted after {numbers['tokens']} tokens (e = {numbers['e']:.3g}); {why}"
         return Check("sampled law", category, said, numbers, where)
 
     def _plain_too(self, evidence: Evidence) -> bool:
-        """Whether texts without speculation are refuted just as well, and are off by as little."""
+        """Whether texts without speculation are refuted just as well, and are off by as little.
+
+        Where they are, both go on until they part or the budget is spent.
+        """
         if self._subject.plain is None:
             return False
-        plain, ours = self._evidence(), evidence.intervals()
+        plain = self._evidence()
 
-        def alike() -> bool:
-            return all(ours[name].meets(one) for name, one in plain.intervals().items())
+        def apart() -> bool:
+            ours = evidence.intervals()
+            return not all(ours[name].meets(one) for name, one in plain.intervals().items())
 
-        self._read(self._subject.plain, plain, lambda: plain.against or not alike())
+        self._read(self._subject.plain, plain, lambda: plain.against or apart())
+        if plain.against and not apart():
+            self._read(self._subject.plain, plain, apart)
+            self._read(self._subject.generate, evidence, apart)
         little = all(abs(one.mean) <= MOST_DRIFT for one in plain.intervals().values())
-        return plain.against and alike() and little
+        return plain.against and little and not apart()
 
     def _control(self, evidence: Evidence) -> Check:
         """A bias of `within`, planted into the laws that were read, must be found.
