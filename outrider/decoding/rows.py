@@ -229,13 +229,12 @@ class TargetLogits(_Table):
         return rows_nV if heat_n is None else rows_nV / heat_n[:, None].to(rows_nV.dtype)
 
     def _select(self, at_n: Tensor) -> Tensor:
-        if self.on_host and len(at_n) > 0:
-            # Rows at equal distances are looked at where they are: a copy costs half an exp.
-            places = at_n.tolist()
-            first, last = places[0], places[-1]
-            step = (last - first) // max(1, len(places) - 1)
-            if (step > 0 or len(places) == 1) and places == list(
-                range(first, last + 1, max(1, step))
-            ):
-                return self._rows_RV[first : last + 1 : max(1, step)]
+        if not self.on_host or len(at_n) == 0:
+            return self._rows_RV.index_select(0, at_n)
+        # Rows at equal distances are looked at where they are: a copy costs half an exp.
+        places = at_n.tolist()
+        first, last = places[0], places[-1]
+        step = max(1, (last - first) // max(1, len(places) - 1))
+        if places == list(range(first, last + 1, step)):
+            return self._rows_RV[first : last + 1 : step]
         return self._rows_RV.index_select(0, at_n)

@@ -67,17 +67,23 @@ def _on_host(weights_RV: Tensor, uniform_R1: NDArray[np.float64]) -> NDArray[np.
     upto_RN = sums_RN.cumsum(1)
     point_R1 = uniform_R1 * upto_RN[:, -1:]
     block_R = _first_of(upto_RN, point_R1, sums_RN > 0)
-    before_R1 = np.take_along_axis(upto_RN - sums_RN, block_R[:, None], 1)
     found_R = np.empty_like(block_R)
-    for row, start in enumerate((block_R * _BLOCK).tolist()):
-        block_1C = weights[row : row + 1, start : start + _BLOCK].astype(np.float64)
-        upto_1C = before_R1[row] + block_1C.cumsum(1)
-        found_R[row] = start + _first_of(upto_1C, point_R1[row], block_1C > 0)[0]
+    for row, block in enumerate(block_R.tolist()):
+        start, point = block * _BLOCK, point_R1[row, 0]
+        block_C = weights[row, start : start + _BLOCK]
+        before = upto_RN[row, block] - sums_RN[row, block]
+        upto_C = block_C.cumsum(dtype=np.float64) + before
+        found = int(upto_C.searchsorted(point, "right"))
+        if found == len(block_C) or not block_C[found] > 0:
+            found = int(_first_of(upto_C[None], point, block_C[None] > 0)[0])
+        found_R[row] = start + found
     return found_R
 
 
 def _first_of(
-    upto_RM: NDArray[np.float64], point_R1: NDArray[np.float64], positive_RM: NDArray[np.bool_]
+    upto_RM: NDArray[np.float64],
+    point_R1: NDArray[np.float64] | np.float64,
+    positive_RM: NDArray[np.bool_],
 ) -> NDArray[np.int64]:
     """`_first_above` in numpy, `[R]`."""
     above_RM = (upto_RM > point_R1) & positive_RM

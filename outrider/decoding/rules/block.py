@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
 
 import torch
 from torch import Tensor
@@ -12,14 +12,15 @@ from outrider.decoding.rows import TargetRows
 from outrider.decoding.rules.base import (
     ChainRejection,
     Sifted,
-    chain_draft_probs,
     chain_probs,
-    first_rows,
 )
-from outrider.decoding.rules.leftover import excess_mass, excess_mass_of, left_over
+from outrider.decoding.rules.chainwise import Chains
+from outrider.decoding.rules.leftover import excess_mass, left_over
 
 # Room for what rounding may add to a threshold that equals its bound.
 _ROUNDING = 1 + 1e-3
+# For a drafted token of no chance, which only a drafter's rounding makes.
+_LEAST_Q = 1e-300
 
 
 class BlockRule(ChainRejection):
@@ -37,7 +38,7 @@ class BlockRule(ChainRejection):
     def sift(self, draft: Draft, target: TargetRows, tests_BK: Tensor) -> Sifted:
         """The longest prefix that passes stays; `max(0, b P - Q)` adds the token after it."""
         if target.on_host:
-            return left_over(draft, target, *_walk(draft, target, tests_BK))
+            return _walk(draft, target, tests_BK)
         log_b_BT = _log_block(draft, target)
         kept_B = _longest(draft, target, tests_BK, log_b_BT)
         return left_over(draft, target, kept_B, log_b_BT.exp())
@@ -79,65 +80,48 @@ def _threshold(mass_n: Tensor, log_b_n: Tensor) -> Tensor:
     return torch.where(open_n > 0, mass_n / open_n, 1.0)
 
 
-def _walk(draft: Draft, target: TargetRows, tests_BK: Tensor) -> tuple[Tensor, Tensor]:
-    """The longest prefix that passes `[B]` and b `[B, T]`, row by row.
+def _walk(draft: Draft, target: TargetRows, tests_BK: Tensor) -> Sifted:
+    """The longest prefix of each text that passes, row by row.
 
     Each row is weighed once, and none where b is 0; S is taken where the test may pass: as
-    S <= b, no threshold exceeds its b.
+    S <= b, no threshold exceeds its b. What the last prefix that was tested leaves is at hand.
     """
-    counts_B, depth = draft.tree.counts_B, draft.tree.num_nodes
-    tests_KB, tokens_KB = tests_BK.t().contiguous(), draft.tree.tokens_BN.t().contiguous()
-    log_q_KB, first_B = _log_q(chain_draft_probs(draft)).t().contiguous(), first_rows(target)
-    kept_B, texts_n = torch.zeros_like(counts_B), (counts_B > 0).nonzero().squeeze(1)
-    b_BT = torch.zeros(len(counts_B), depth + 1, dtype=torch.float64)
-    b_BT[:, 0] = 1.0
-    walk_n = torch.zeros(len(texts_n), dtype=torch.float64)
-    top_n = walk_n
-    for i in range(depth):
-        log_b_n = walk_n - top_n
-        flat_n, tokens_n1 = first_B[texts_n] + i, tokens_KB[i][texts_n][:, None]
-        found: list[Tensor] = []
-        for part in target.parts(len(texts_n)):
-            rows_mV, sums_m1 = target.weighed(flat_n[part])
-            p_m1 = rows_mV.gather(1, tokens_n1[part])
-            p_m1 = p_m1 if sums_m1 is None else p_m1 / sums_m1
-            found.append(p_m1.squeeze(1).double())
-            if i > 0:
-                test = _Test(texts_n[part], log_b_n[part], tests_KB[i - 1][texts_n[part]])
-                kept_B[test.passed(draft, i, rows_mV, sums_m1)] = i
-        if not found:
-            break
-        walk_n = walk_n + (torch.cat(found).log() - log_q_KB[i][texts_n])
-        top_n = torch.maximum(top_n, walk_n)
-        b_n = (walk_n - top_n).exp()
-        b_BT[texts_n, i + 1] = b_n
-        ended_n = counts_B[texts_n] == i + 1
-        kept_B[texts_n[ended_n & (tests_KB[i][texts_n] < b_n)]] = i + 1
-        going_n = ~ended_n & (b_n > 0)
-        if not going_n.all():
-            texts_n, walk_n, top_n = texts_n[going_n], walk_n[going_n], top_n[going_n]
-    return kept_B, b_BT
+    chains, tests = Chains(draft, target), tests_BK.tolist()
+    kept, shares, ready = ([value] * len(tests) for value in (0, 1.0, False))
+    walk, top = ([0.0] * len(tests) for _ in range(2))
+    places = [(text, 0) for text, count in enumerate(chains.counts) if count]
+    while places:
+        going: list[tuple[int, int]] = []
+        for row in chains.behind(places):
+            text, length = row.text, row.length
+            log_b = walk[text] - top[text]
+            share = math.exp(log_b)
+            if length and tests[text][length - 1] < share * _ROUNDING:
+                mass = chains.excess(row, share)
+                ready[text] = tests[text][length - 1] < _threshold_of(mass, log_b)
+                if ready[text]:
+                    kept[text], shares[text], ready[text] = length, share, mass > 0
+            walk[text] += _log(row.p) - _log(chains.q[text][length] or _LEAST_Q)
+            top[text] = max(top[text], walk[text])
+            share = math.exp(walk[text] - top[text])
+            if length + 1 < chains.counts[text]:
+                if share > 0:
+                    going.append((text, length + 1))
+            elif tests[text][length] < share:
+                kept[text], shares[text], ready[text] = length + 1, share, False
+        places = going
+    for row in chains.behind([(text, kept[text]) for text in range(len(kept)) if not ready[text]]):
+        chains.leave(row, shares[row.text])
+    return chains.sifted(kept)
 
 
-@dataclass(frozen=True, slots=True)
-class _Test:
-    """Prefixes of equal length in some texts: log b behind each, and its uniform."""
+def _threshold_of(mass: float, log_b: float) -> float:
+    room = mass - math.expm1(log_b)
+    return mass / room if room > 0 else 1.0
 
-    texts_m: Tensor
-    log_b_m: Tensor
-    tests_m: Tensor
 
-    def passed(self, draft: Draft, length: int, rows_mV: Tensor, sums_m1: Tensor | None) -> Tensor:
-        """The texts whose prefix passes, given the target's rows behind it, times their sums."""
-        b_m = self.log_b_m.exp()
-        may = (self.tests_m < b_m * _ROUNDING).nonzero().squeeze(1)
-        if len(may) == 0:
-            return may
-        texts_m, log_b_m, tests_m = self.texts_m[may], self.log_b_m[may], self.tests_m[may]
-        scale_m = (b_m if sums_m1 is None else b_m / sums_m1.squeeze(1).double())[may]
-        places_m = texts_m * draft.tree.num_nodes + length
-        mass_m = excess_mass_of(draft, places_m, rows_mV, may, scale_m)
-        return texts_m[tests_m < _threshold(mass_m, log_b_m)]
+def _log(number: float) -> float:
+    return math.log(number) if number > 0 else -math.inf
 
 
 def _log_block(draft: Draft, target: TargetRows) -> Tensor:
@@ -153,4 +137,4 @@ def _log_block(draft: Draft, target: TargetRows) -> Tensor:
 
 
 def _log_q(q_BK: Tensor) -> Tensor:
-    return torch.where(q_BK > 0, q_BK, 1e-300).log()
+    return torch.where(q_BK > 0, q_BK, _LEAST_Q).log()

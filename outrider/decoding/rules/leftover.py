@@ -12,9 +12,7 @@ from outrider.decoding.rows import TargetRows
 from outrider.decoding.rules.base import Sifted, all_certain, first_rows
 
 # A draft's law times this leaves nothing of a row where it has any mass that float32 can tell.
-_MOST = 1e30
-# Rows of so many numbers are worked on where they are, one by one: a copy costs more than a call.
-_WIDE = 1 << 14
+MOST = 1e30
 
 
 def left_over(
@@ -47,16 +45,6 @@ def room_beside(draft: Draft, rows_nV: Tensor, num_texts: int) -> Tensor:
     return rows_nV.new_empty(num_texts, rows_nV.shape[1], dtype=dtype)
 
 
-def put_rows(table_BV: Tensor, places_n: Tensor, rows_mV: Tensor, which_n: Tensor) -> None:
-    """Writes `rows_mV[which_n]` to the table's rows `places_n`."""
-    if len(which_n) == len(rows_mV) or table_BV.shape[1] < _WIDE:
-        chosen_nV = rows_mV if len(which_n) == len(rows_mV) else rows_mV.index_select(0, which_n)
-        table_BV.index_copy_(0, places_n, chosen_nV.to(table_BV.dtype))
-        return
-    for place, which in zip(places_n.tolist(), which_n.tolist(), strict=True):
-        table_BV[place] = rows_mV[which]
-
-
 def take_law(
     draft: Draft,
     target: TargetRows,
@@ -77,35 +65,14 @@ def take_law(
         sums_n1: None = 1.
         b_n: how much of the target's law there is; None = 1.
     """
-    on_host = host.reads_free(rows_nV.device)
     refused_n = kept_n < draft.tree.counts_B[texts_n]
-    if on_host and not refused_n.any():
-        return
     # Where nothing was refused any place of the text will do.
     depth = draft.tree.num_nodes
     places_n = texts_n * depth + kept_n.clamp(max=depth - 1)
-    law = draft.law
-    if law is not None and law.ids is None and Kind.POINT not in draft.kinds and on_host:
-        share_n1 = refused_n.double()[:, None]
-        share_n1 = share_n1 if sums_n1 is None else share_n1 * sums_n1
-        share_n1 = share_n1 if b_n is None else (share_n1 / b_n[:, None]).clamp(max=_MOST)
-        # What lies behind a text's last token may be no number; another's row times 0 is none.
-        places_n = torch.where(refused_n, places_n, places_n[refused_n.byte().argmax()])
-        law_rows_n = _law_rows(draft, places_n)
-        if _in_place(law, rows_nV):
-            shares, law_rows = share_n1.squeeze(1).tolist(), law_rows_n.tolist()
-            for row_V, share, law_row in zip(rows_nV, shares, law_rows, strict=True):
-                row_V.sub_(law.probs[law_row], alpha=share)
-        else:
-            base_nV = law.probs.index_select(0, law_rows_n).to(rows_nV.dtype)
-            rows_nV.addcmul_(base_nV, share_n1.to(rows_nV.dtype), value=-1)
-        rows_nV.clamp_(min=0)
-        void_n = rows_nV.sum(-1) <= 0
-    else:
-        own_nV = rows_nV if sums_n1 is None else rows_nV / sums_n1
-        left_nV = excess(draft, places_n, own_nV, b_n)
-        void_n = (left_nV.sum(-1) <= 0) & refused_n
-        rows_nV.copy_(torch.where(refused_n[:, None], left_nV, rows_nV))
+    own_nV = rows_nV if sums_n1 is None else rows_nV / sums_n1
+    left_nV = excess(draft, places_n, own_nV, b_n)
+    void_n = (left_nV.sum(-1) <= 0) & refused_n
+    rows_nV.copy_(torch.where(refused_n[:, None], left_nV, rows_nV))
     # No mass is left only where rounding refused a token of equal laws.
     some = host.some(void_n)
     if len(some):
@@ -126,27 +93,6 @@ def excess_mass(
     return mass_n
 
 
-def excess_mass_of(
-    draft: Draft, places_m: Tensor, rows_nV: Tensor, which_m: Tensor, scale_m: Tensor
-) -> Tensor:
-    """The same of the rows `rows_nV[which_m]` that are there already; they keep their dtype.
-
-    float32 rounds the mass by less than the grain of u.
-    """
-    law = None if Kind.POINT in draft.kinds else draft.law
-    if law is not None and _in_place(law, rows_nV):
-        rows = zip(which_m.tolist(), _law_rows(draft, places_m).tolist(), scale_m, strict=True)
-        masses = [
-            torch.sub(law.probs[own], rows_nV[row], alpha=float(scale)).clamp_(max=0).sum()
-            for row, own, scale in rows
-        ]
-        return -torch.stack(masses).double()
-    some_mV = rows_nV if len(which_m) == len(rows_nV) else rows_nV.index_select(0, which_m)
-    if law is not None:
-        return law.excess_mass_at(_law_rows(draft, places_m), some_mV, scale_m)
-    return excess(draft, places_m, some_mV, scale_m).sum(-1).double()
-
-
 def excess(
     draft: Draft, places_n: Tensor, weights_nV: Tensor, scale_n: Tensor | None = None
 ) -> Tensor:
@@ -162,16 +108,6 @@ def excess(
     certain_n = draft.node_kinds().flatten()[places_n] == Kind.POINT
     certain_nV = certain.excess_at(everyone, weights_nV, scale_n)
     return torch.where(certain_n[:, None], certain_nV, left_nV)
-
-
-def _in_place(law: Law, rows_nV: Tensor) -> bool:
-    """Whether rows are subtracted from each other one by one, where they are."""
-    return (
-        rows_nV.shape[1] >= _WIDE
-        and law.ids is None
-        and law.probs.dtype == rows_nV.dtype
-        and host.reads_free(rows_nV.device)
-    )
 
 
 def _law_rows(draft: Draft, places_n: Tensor) -> Tensor:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.decoding.draft import Draft
@@ -12,12 +9,11 @@ from outrider.decoding.rows import TargetRows
 from outrider.decoding.rules.base import (
     ChainRejection,
     Sifted,
-    chain_draft_probs,
     chain_probs,
-    first_rows,
     run_length,
 )
-from outrider.decoding.rules.leftover import left_over, put_rows, room_beside, take_law
+from outrider.decoding.rules.chainwise import Chains
+from outrider.decoding.rules.leftover import left_over
 
 
 class TokenRule(ChainRejection):
@@ -39,47 +35,21 @@ class TokenRule(ChainRejection):
 
 
 def _walk(draft: Draft, target: TargetRows, tests_BK: Tensor) -> Sifted:
-    """The same row by row: each is weighed once, and none behind a refused token.
-
-    Single numbers are numpy's, whose calls take a fraction of torch's time.
-    """
-    num_texts, depth = draft.tree.tokens_BN.shape
-    tokens_TB = torch.nn.functional.pad(draft.tree.tokens_BN, (0, 1)).t().contiguous()
-    # Behind the last token nothing passes.
-    bars_BT = np.pad((tests_BK * chain_draft_probs(draft)).numpy(), ((0, 0), (0, 1)))
-    texts_n, first_B = np.arange(num_texts), first_rows(target).numpy()
-    bars_BT[texts_n, draft.tree.counts_B.numpy()] = np.inf
-    kept_B = np.zeros_like(texts_n)
-    weights_BV: Tensor | None = None
-    sums_B1: Tensor | None = None
-    for i in range(depth + 1):
-        going: list[NDArray[np.int64]] = []
-        for part in target.parts(len(texts_n)):
-            texts_m = texts_n[part]
-            rows_mV, sums_m1 = target.weighed(torch.from_numpy(first_B[texts_m] + i))
-            p_m1 = rows_mV.gather(1, tokens_TB[i][texts_m, None])
-            p_m1 = p_m1 if sums_m1 is None else p_m1 / sums_m1
-            passed_m = bars_BT[texts_m, i] < p_m1.double().numpy()[:, 0]
-            going.append(texts_m[passed_m])
-            if weights_BV is None:
-                weights_BV = room_beside(draft, rows_mV, num_texts)
-                sums_B1 = None if sums_m1 is None else sums_m1.new_empty(num_texts, 1)
-            if not passed_m.all():
-                stopped = torch.from_numpy(np.flatnonzero(~passed_m))
-                texts = torch.from_numpy(texts_m)[stopped]
-                put_rows(weights_BV, texts, rows_mV, stopped)
-                if sums_B1 is not None and sums_m1 is not None:
-                    sums_B1[texts] = sums_m1[stopped]
-        if not going:
-            break
-        texts_n = np.concatenate(going)
-        kept_B[texts_n] = i + 1
-    kept = torch.from_numpy(kept_B)
-    if weights_BV is None:
-        weights_BV = target.probs(torch.from_numpy(first_B))
-    if depth:
-        for part in target.parts(num_texts):
-            sums_n1 = None if sums_B1 is None else sums_B1[part]
-            texts = torch.arange(part.start, part.stop)
-            take_law(draft, target, texts, kept[part], weights_BV[part], sums_n1, None)
-    return Sifted(kept, weights_BV)
+    """The same row by row: each is weighed once, and none behind a refused token."""
+    chains = Chains(draft, target)
+    tests, kept = tests_BK.tolist(), [0] * len(tests_BK)
+    places = [(text, 0) for text in range(len(kept))]
+    while places:
+        going: list[tuple[int, int]] = []
+        for row in chains.behind(places):
+            text, length = row.text, row.length
+            if (
+                length < chains.counts[text]
+                and tests[text][length] * chains.q[text][length] < row.p
+            ):
+                going.append((text, length + 1))
+            else:
+                kept[text] = length
+                chains.leave(row)
+        places = going
+    return chains.sifted(kept)
