@@ -84,6 +84,8 @@ def round_uniforms(
             address = seed_B[:, None], sample_B[:, None], stream, anchor_B[:, None]
             _record(*address, torch.arange(num))
     num_blocks = (num_tests + 3) // 4
+    if 2 * len(seed_B) * (num_blocks + 1) <= _FEW:
+        return _few_round_uniforms(seed_B, sample_B, anchor_B, num_tests)
     block_T = np.append(np.arange(num_blocks, dtype=np.uint64), np.uint64(0))
     stream_T = np.full_like(block_T, STREAM_ACCEPT)
     stream_T[-1] = STREAM_EXTRA
@@ -95,6 +97,26 @@ def round_uniforms(
     tests_BN = (words_BT4[:, :-1].reshape(len(seed), 4 * num_blocks) >> np.uint64(8)) / 2.0**24
     high, low = (torch.from_numpy(word.view(np.int64)) for word in words_BT4[:, -1, :2].T)
     return torch.from_numpy(tests_BN[:, :num_tests]), _uniform53(high, low)
+
+
+def _few_round_uniforms(
+    seed_B: Tensor, sample_B: Tensor, anchor_B: Tensor, num_tests: int
+) -> tuple[Tensor, Tensor]:
+    """`round_uniforms` of few texts in Python integers."""
+    tests: list[list[float]] = []
+    extra: list[list[int]] = []
+    for parts in zip(seed_B.tolist(), sample_B.tolist(), anchor_B.tolist(), strict=True):
+        seed, sample, anchor = parts[0], parts[1] & _MASK, parts[2] & _MASK
+        key = seed & _MASK, seed >> 32 & _MASK
+        blocks = [
+            _scalar_rounds(block, sample, anchor, STREAM_ACCEPT, *key)
+            for block in range((num_tests + 3) // 4)
+        ]
+        words_T = [word for block in blocks for word in block]
+        tests.append([(word >> 8) / 2.0**24 for word in words_T[:num_tests]])
+        extra.append(list(_scalar_rounds(0, sample, anchor, STREAM_EXTRA, *key)[:2]))
+    tests_BN = torch.tensor(tests, dtype=torch.float64).view(len(tests), num_tests)
+    return tests_BN, _uniform53(*torch.tensor(extra, dtype=torch.int64).view(-1, 2).unbind(1))
 
 
 def uniforms53(

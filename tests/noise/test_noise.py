@@ -163,3 +163,20 @@ def test_fresh_seeds_differ():
     seeds = {noise.fresh_seed() for _ in range(8)}
     assert len(seeds) == 8
     assert all(0 <= seed < 2**64 for seed in seeds)
+
+
+@pytest.mark.parametrize("num_texts", [0, 1, 3, 40])
+@pytest.mark.parametrize("num_tests", [0, 1, 4, 7])
+def test_uniforms_of_a_round_are_those_of_their_addresses(num_texts: int, num_tests: int) -> None:
+    """Few texts are worked on in Python integers, many in arrays: the addresses are the same."""
+    seed_B = torch.arange(num_texts) * -(2**61) + 5
+    sample_B, anchor_B = torch.arange(num_texts), torch.arange(num_texts) * 977 + 2**31
+    tests_BN, extra_B = noise.round_uniforms(seed_B, sample_B, anchor_B, num_tests)
+    address = seed_B[:, None], sample_B[:, None], noise.STREAM_ACCEPT, anchor_B[:, None]
+    assert tests_BN.shape == (num_texts, num_tests)
+    assert extra_B.shape == (num_texts,)
+    if num_texts * num_tests:
+        assert torch.equal(tests_BN, noise.uniforms(*address, torch.arange(num_tests)))
+    if num_texts:
+        wanted = noise.uniforms53(seed_B, sample_B, noise.STREAM_EXTRA, anchor_B, 0)
+        assert torch.equal(extra_B, wanted)
