@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -351,6 +352,34 @@ def shapes(
         yield f"tree {nodes}", drafts, nodes + 1
 
 
+@torch.inference_mode()
+def floors(vocab: int, seconds: float) -> dict[str, float]:
+    """What some rules cannot do without, for a row of logits, over the read of one.
+
+    `sort` is of a row's tokens, once (`gbv`); `noise` the words of Philox for every token
+    (`coupled`); `look` one sum of `max(0, p - rho q)` (`kseq` takes it at eight or nine rho);
+    `calls` a hundred calls on one number, about what `token` makes for eight texts.
+    """
+    pool, at = Pool.random(vocab), noise_of(POOL)
+    logits, q = pool.logits_PV, pool.laws_PV
+    p = torch.softmax(logits, -1)
+    order, room, one = (logits * 2**20).long().numpy(), torch.empty_like(p), torch.zeros(1)
+    parts = at.seed_B, at.sample_B, at.anchor_B
+    steps: dict[str, Callable[[], object]] = {
+        READ: lambda: torch.logsumexp(logits, -1),
+        "sort": lambda: np.sort(order, axis=1),
+        "noise": lambda: noise.shortfall_rows(*parts, vocab),
+        "look": lambda: torch.sub(p, q, alpha=1.5, out=room).clamp_(min=0).sum(-1),
+        "calls": lambda: [one + 1 for _ in range(100 * POOL)],
+    }
+    times, _ = interleaved(steps, seconds, 3)
+    rows = times.pop(READ)
+    return {
+        name: statistics.median(a / b for a, b in zip(series, rows, strict=True))
+        for name, series in times.items()
+    }
+
+
 def line(cell: Cell) -> str:
     """The cell as a line of the table: ms of the read, then each subject's ratio to it."""
     names = {subject.name: subject for subject in cell.subjects}
@@ -381,7 +410,9 @@ def measured(options: argparse.Namespace, command: str) -> None:
         if find_spec("vllm")
         else "absent: it does not install here",
         "alpha": {vocab: Pool.random(vocab).alpha() for vocab in options.vocab},
+        "floors": {vocab: floors(vocab, options.seconds) for vocab in options.vocab},
     }
+    print(f"over the read of a row: {found['floors']}")
     cells: list[Cell] = []
     print("| V | B | shape | dtype | read ms | times the read |\n" + "|---" * 6 + "|")
     for cell in run(options):
