@@ -1,8 +1,8 @@
 """Inflated copies of a Llama: many more weights, all of them really read, and the same outputs.
 
-Extra blocks have zero output projections, wider feed-forwards zero down-projection columns, extra
-vocabulary rows never win; every other new weight is random. So text and acceptance are the small
-model's, and the cost of a forward is a large model's.
+Extra blocks have vanishing output projections, wider feed-forwards vanishing columns in their down
+projections, extra vocabulary rows never win; every other new weight is random. So text and
+acceptance are the small model's, and the cost of a forward is a large model's.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from outrider.errors import InvalidConfig, ModelError
 
 EXTRA_ROW_SCALE = 1e-3
 """Deviation of an extra vocabulary row from the mean row, in units of the real rows' own."""
+
+VANISHING = 1e-20
+"""Weights up to here leave no trace: sums of float32 lose them. Zeros would leave none either, but
+an engine that keeps equal constants once would read the zeros of all blocks as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +79,8 @@ def inflate(small: nn.Module, size: Size, seed: int) -> nn.Module:
             if name == "lm_head.weight":
                 _fill_vocabulary(parameter, _output_rows(small), draw)
             elif name.endswith(("o_proj.weight", "down_proj.weight")):
-                # Written zeros, not fresh ones: untouched pages share one and cost no reading.
-                _copy_corner(parameter.zero_(), source)
+                tiny = parameter.uniform_(-VANISHING, VANISHING, generator=draw)
+                _copy_corner(tiny, source)
             elif parameter.dim() < 2:
                 _copy_corner(parameter.fill_(1.0), source)
             else:
