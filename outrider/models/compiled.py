@@ -13,8 +13,6 @@ import hashlib
 import inspect
 import json
 import logging
-import os
-import stat
 import sys
 import tempfile
 import threading
@@ -35,12 +33,13 @@ from transformers import PreTrainedModel
 from outrider.errors import ModelError, UnsupportedModel
 from outrider.models.attention_op import Forward, Options, current, running
 from outrider.models.doors import Door, InterfaceDoor
+from outrider.models.packages import cache_folder, check_owner, first_line, keeping
 from outrider.models.packing import FusedLinear, OwnLinear, arrangement_of
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int64
 
-FORMAT = 2
+FORMAT = 3
 """Counts up when what is traced changes, so that older packages are not found."""
 PACKAGE, CONSTANTS = "forward.pt2", "constants.safetensors"
 MOST_ROWS = 1 << 20
@@ -122,7 +121,7 @@ class CompiledForward:
             self.bind()
         except Exception as error:
             raise ModelError(
-                f"the compiled forward in {str(folder)!r} cannot be loaded ({_first_line(error)}); "
+                f"the compiled forward in {str(folder)!r} cannot be loaded ({first_line(error)}); "
                 "remove that folder and compile again; it is unpacked below TMPDIR, which must "
                 "have room and let code run"
             ) from error
@@ -188,7 +187,7 @@ def compiled_forward(model: PreTrainedModel, door: Door, *, build: bool) -> Comp
     if reason is not None:
         raise UnsupportedModel(f"compile=True: {reason}; leave it out")
     assert isinstance(door, InterfaceDoor)
-    try:
+    with keeping():
         folder = cache_folder() / _key(model)
         if not (folder / PACKAGE).is_file():
             if not build:
@@ -196,14 +195,7 @@ def compiled_forward(model: PreTrainedModel, door: Door, *, build: bool) -> Comp
             with _building:
                 _build(model, door, folder)
         for path in (folder.parent, folder, *folder.iterdir()):
-            _check_owner(path)
-    except (OSError, RuntimeError) as error:
-        if isinstance(error, ModelError):
-            raise
-        raise ModelError(
-            f"compiled forwards cannot be kept ({_first_line(error)}); set OUTRIDER_CACHE_DIR to a "
-            "folder of your own"
-        ) from error
+            check_owner(path)
     return CompiledForward(model, folder)
 
 
@@ -227,15 +219,6 @@ def _follows_rows(rope_type: Any) -> bool:
     """Whether rotary frequencies of a type, or of one per kind of layer, follow the longest row."""
     kinds = rope_type.values() if isinstance(rope_type, dict) else (rope_type,)
     return any(kind in ("dynamic", "longrope") for kind in kinds)
-
-
-def cache_folder() -> Path:
-    """Where packages are kept: OUTRIDER_CACHE_DIR, or a folder in the user's own cache."""
-    own = os.environ.get("OUTRIDER_CACHE_DIR")
-    if own:
-        return Path(own).expanduser() / "compiled"
-    general = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(general) / "outrider" / "compiled"
 
 
 class _Traced(nn.Module):
@@ -273,7 +256,7 @@ def _build(model: PreTrainedModel, door: InterfaceDoor, folder: Path) -> None:
     if (folder / PACKAGE).is_file():
         return
     folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _check_owner(folder.parent)
+    check_owner(folder.parent)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="making-") as making:
         new = Path(making) / folder.name
         new.mkdir(mode=0o700)
@@ -282,7 +265,7 @@ def _build(model: PreTrainedModel, door: InterfaceDoor, folder: Path) -> None:
         except Exception as error:
             raise UnsupportedModel(
                 f"compile=True: the {model.config.model_type} model cannot be compiled here "
-                f"({_first_line(error)}); it takes a C++ compiler and a forward without choices by "
+                f"({first_line(error)}); it takes a C++ compiler and a forward without choices by "
                 "value; leave it out"
             ) from error
         for file in new.iterdir():
@@ -414,24 +397,3 @@ def _source(model: PreTrainedModel) -> str:
             f"compile=True: the code of the {model.config.model_type} model in {module.__name__} "
             "cannot be read, so that its packages could not be told apart; leave it out"
         ) from error
-
-
-def _check_owner(path: Path) -> None:
-    """Refuses code that somebody else may have written."""
-    if not hasattr(os, "getuid"):
-        return
-    found = path.lstat()
-    if (
-        stat.S_ISLNK(found.st_mode)
-        or found.st_uid != os.getuid()
-        or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    ):
-        raise ModelError(
-            f"compiled forwards are kept in {str(path)!r}, which others may write to, or a link; "
-            "give it to yourself alone (chmod go-w), or set OUTRIDER_CACHE_DIR to a folder of "
-            "your own"
-        )
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]

@@ -43,8 +43,14 @@ from outrider.models.context import context_of
 from outrider.models.device import give_back_memory, pick_device
 from outrider.models.doors import Door
 from outrider.models.folder import auto_class, model_folder, no_progress_bar, unreadable
-from outrider.models.packing import PackedLinear, arrange_linears, restore_linears
+from outrider.models.packing import (
+    PackedLinear,
+    arrange_linears,
+    restore_linears,
+    use_product,
+)
 from outrider.models.plan import Plan, make_plan
+from outrider.models.product import Product, product
 from outrider.models.recurrent import RecurrentTarget
 from outrider.models.regimes import TwoRegimes
 from outrider.models.registration import register
@@ -117,6 +123,7 @@ class HuggingFaceTarget(Target):
         self._arranges = arrange and self.device.type == "cpu"
         self._align, self._row_multiple = 1, 1
         self._compiled: CompiledForward | None = None
+        self._product: Product | None = None
         self.num_parameters = model.num_parameters()
         with as_it_was_if_refused(model):
             model.eval()
@@ -230,6 +237,8 @@ class HuggingFaceTarget(Target):
     def _arrange_linears(self) -> None:
         if self._arranges:
             arrange_linears(self.model, pack_all=self.strict and self._pack, pack=self._pack)
+        if self._product is not None:
+            use_product(self.model, self._product)
 
     def compile(self, *, build: bool = True) -> bool:
         """Run forwards that are asked for logits as machine code from here on; whether they do.
@@ -245,7 +254,13 @@ class HuggingFaceTarget(Target):
         if self.strict:
             raise InvalidConfig(NOT_STRICT)
         self._compiled = None
-        found = compiled_forward(self.model, self._door, build=build)
+        found = None
+        self._use_product(product(build=build) if self._arranges else None)
+        try:
+            found = compiled_forward(self.model, self._door, build=build)
+        finally:
+            if found is None:
+                self._use_product(None)
         if found is None:
             return False
         error = self._compiled_error(found)
@@ -257,6 +272,11 @@ class HuggingFaceTarget(Target):
             )
         self._compiled = found
         return True
+
+    def _use_product(self, own: Product | None) -> None:
+        if own is not self._product:
+            use_product(self.model, own)
+            self._product = own
 
     def _compiled_error(self, found: CompiledForward) -> float | None:
         """By how much compiled rows are wrong; None where they are right."""

@@ -15,6 +15,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from outrider.models.product import MOST_ROWS, WIDE, Product
+
 MIN_PACKED = {torch.float32: 1 << 22, torch.bfloat16: 1 << 17}
 """Weights from which packing pays. One row of a packed float32 matrix takes from a third (Zen 5) to
 1.1 (Cascade Lake) of the plain one's time, five rows half or less; in small ones a
@@ -44,18 +46,22 @@ class FewRowsLinear(OwnLinear):
     """A linear layer `[..., in_features] -> [..., out_features]` in float32 over a plain weight.
 
     torch's product of 4 to 48 rows reads the weight several times over; two other forms of the same
-    product do not: blocks of outputs as a batch, and the transposed product.
+    product do not: blocks of outputs as a batch, and the transposed product. `product`, where it is
+    given, does up to a dozen rows.
     """
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
         super().__init__()
         self.weight, self.bias = weight, bias
         self.out_features, self.in_features = weight.shape
+        self.product: Product | None = None
         self._block = _block(self.out_features, self.in_features)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return `inputs @ weight.T + bias`."""
         rows = inputs.numel() // self.in_features
+        if self.product is not None and 0 < rows <= MOST_ROWS:
+            return self.product(inputs, self.weight, self.bias)
         if rows <= PLAIN_ROWS or rows > TURNED_ROWS or not rows:
             return nn.functional.linear(inputs, self.weight, self.bias)
         flat = inputs.reshape(rows, self.in_features)
@@ -93,6 +99,7 @@ class PackedLinear(OwnLinear):
         self.bias = bias if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         with torch.inference_mode():
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS_HINT)
+        self.dtype = weight.dtype
         self.was_unpacked = False
 
     @property
@@ -223,6 +230,36 @@ def arrange_linears(
         for name, layer in zip(names, _arranged(layers, packed), strict=True):
             setattr(parent, name, layer)
     return Arrangement(num_packed, num_plain)
+
+
+def use_product(model: nn.Module, product: Product | None) -> None:
+    """Lets arranged float32 layers compute few rows by `product`; None = by torch again.
+
+    Where rows are wide it is faster than a packed weight too, which is unpacked for it.
+    """
+    _note_arrangement(model)
+    layers: dict[int, nn.Module] = {}
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, FusedLinear):
+                fusion = child._fusion
+                fusion.linear = _with_product(fusion.linear, product)
+            elif isinstance(child, (FewRowsLinear, PackedLinear)):
+                # A layer may stand in several places.
+                made = layers.setdefault(id(child), _with_product(child, product))
+                setattr(parent, name, made)
+
+
+def _with_product(
+    layer: FewRowsLinear | PackedLinear, product: Product | None
+) -> FewRowsLinear | PackedLinear:
+    if isinstance(layer, PackedLinear):
+        if product is None or layer.dtype != torch.float32 or layer.in_features < WIDE:
+            return layer
+        weight = nn.Parameter(layer.weight, requires_grad=False)
+        layer = FewRowsLinear(weight, cast("nn.Parameter | None", layer.bias))
+    layer.product = product if layer.weight.is_contiguous() else None
+    return layer
 
 
 def arrangement_of(model: nn.Module) -> int:

@@ -23,7 +23,7 @@ from outrider.errors import (
     UnsupportedModel,
 )
 from outrider.llm.load import Placement
-from outrider.models import compiled, packing
+from outrider.models import compiled, packing, product
 from outrider.models.base import Rows
 from outrider.models.hf import HuggingFaceTarget
 from tests.models.families import (
@@ -143,12 +143,21 @@ def test_a_package_holds_no_weights(
     assert relative_error(got, rows_of(target, (4,), tree=False)) > 1e-3
 
 
+def few_rows(target: HuggingFaceTarget) -> list[packing.FewRowsLinear]:
+    """Linear layers that may use the product of few rows."""
+    linears = compiled._opaque_linears(target.model)
+    return [linear for linear in linears if isinstance(linear, packing.FewRowsLinear)]
+
+
 def test_new_weights_are_bound(target: HuggingFaceTarget) -> None:
     made = HuggingFaceTarget(tiny())
+    assert not any(linear.product for linear in few_rows(made))
     assert made.compile(build=False)
+    assert few_rows(made) and all(linear.product for linear in few_rows(made))
     before = rows_of(made, (4,), tree=False)
     state = {name: value * 0.9 for name, value in made.model.state_dict().items()}
     made.update_weights(state)
+    assert all(linear.product for linear in few_rows(made))
     after = rows_of(made, (4,), tree=False)
     assert relative_error(after, own_rows(made, (4,), tree=False)) < 1e-5
     assert relative_error(after, before) > 1e-3
@@ -342,8 +351,10 @@ def test_an_interrupted_build_leaves_nothing(
     made = HuggingFaceTarget(tiny())
     with pytest.raises(KeyboardInterrupt):
         made.compile()
-    assert not list(compiled.cache_folder().iterdir())
+    (left,) = compiled.cache_folder().iterdir()
+    assert [file.name for file in left.iterdir()] == [product.LIBRARY]
     assert not made.compile(build=False)
+    assert not any(linear.product for linear in few_rows(made))
 
 
 def test_models_are_compiled_one_after_another(

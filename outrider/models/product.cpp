@@ -1,0 +1,102 @@
+// Products of few rows with a float32 weight where it lies, each number of it read once.
+//
+// y[r, o] = bias[o] + sum over i of w[o, i] x[r, i]. Several outputs are summed at a time, so that
+// the weight comes from memory in several streams, which is up to twice as fast as in one. The order
+// of a sum does not depend on how many rows there are: neither do the bits of what comes out.
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16, REGISTERS = 32;
+#elif defined(__AVX__)
+constexpr int LANES = 8, REGISTERS = 16;
+#else
+constexpr int LANES = 4, REGISTERS = 32;
+#endif
+constexpr int MOST_ROWS = 8, MOST_OUTPUTS = 8;
+// Outputs of a block, whose weights stay in a core's cache while one pass after another reads them;
+// and how many numbers ahead of its use a weight is asked for.
+constexpr long BLOCK = 24, AHEAD = 256;
+
+template <int N>
+struct Lanes {
+  typedef float Vector __attribute__((vector_size(4 * N), aligned(4), may_alias));
+};
+using Vector = Lanes<LANES>::Vector;
+
+static inline Vector load(const float* from) { return *reinterpret_cast<const Vector*>(from); }
+
+template <int N>
+static inline float sum(const typename Lanes<N>::Vector& of) {
+  if constexpr (N == 1) {
+    return of[0];
+  } else {
+    union {
+      typename Lanes<N>::Vector whole;
+      typename Lanes<N / 2>::Vector half[2];
+    } parts = {of};
+    typename Lanes<N / 2>::Vector both = parts.half[0] + parts.half[1];
+    return sum<N / 2>(both);
+  }
+}
+
+// Outputs at a time: their sums and a weight stay in registers.
+constexpr int outputs(int rows) {
+  int fit = (REGISTERS - 1) / rows - 1 + (rows == MOST_ROWS);
+  return fit < 1 ? 1 : fit > MOST_OUTPUTS ? MOST_OUTPUTS : fit;
+}
+
+template <int ROWS, int OUTPUTS>
+static void tile(const float* x, const float* w, const float* bias, float* y, long width,
+                 long count) {
+  Vector sums[OUTPUTS][ROWS] = {};
+  long at = 0;
+  for (; at + LANES <= width; at += LANES)
+#pragma GCC unroll 64
+    for (int o = 0; o < OUTPUTS; o++) {
+      const float* weight = w + o * width + at;
+      __builtin_prefetch(weight + AHEAD);
+#pragma GCC unroll 64
+      for (int r = 0; r < ROWS; r++) sums[o][r] += load(weight) * load(x + r * width + at);
+    }
+#pragma GCC unroll 64
+  for (int o = 0; o < OUTPUTS; o++)
+#pragma GCC unroll 64
+    for (int r = 0; r < ROWS; r++) {
+      float rest = bias ? bias[o] : 0.0f;
+      for (long i = at; i < width; i++) rest += w[o * width + i] * x[r * width + i];
+      y[r * count + o] = sum<LANES>(sums[o][r]) + rest;
+    }
+}
+
+template <int ROWS>
+static void some(const float* x, const float* w, const float* bias, float* y, long width,
+                 long count, long first, long last) {
+  constexpr int OUTPUTS = outputs(ROWS);
+  long o = first;
+  for (; o + OUTPUTS <= last; o += OUTPUTS)
+    tile<ROWS, OUTPUTS>(x, w + o * width, bias ? bias + o : nullptr, y + o, width, count);
+  for (; o < last; o++)
+    tile<ROWS, 1>(x, w + o * width, bias ? bias + o : nullptr, y + o, width, count);
+}
+
+typedef void (*Some)(const float*, const float*, const float*, float*, long, long, long, long);
+static const Some SOME[MOST_ROWS] = {some<1>, some<2>, some<3>, some<4>,
+                                     some<5>, some<6>, some<7>, some<8>};
+
+// x [rows, width], w [count, width], bias [count] or null, y [rows, count]; all without gaps.
+extern "C" void outrider_product(const float* x, const float* w, const float* bias, float* y,
+                                 long rows, long width, long count, int threads) {
+  long blocks = (count + BLOCK - 1) / BLOCK, passes = (rows + MOST_ROWS - 1) / MOST_ROWS;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  for (int thread = 0; thread < threads; thread++) {
+    long first = blocks * thread / threads * BLOCK, end = blocks * (thread + 1) / threads * BLOCK;
+    if (end > count) end = count;
+    for (; first < end; first += BLOCK) {
+      long last = first + BLOCK < end ? first + BLOCK : end;
+      for (long pass = 0; pass < passes; pass++) {
+        long from = rows * pass / passes, upto = rows * (pass + 1) / passes;
+        SOME[upto - from - 1](x + from * width, w, bias, y + from * count, width, count, first,
+                              last);
+      }
+    }
+  }
+}

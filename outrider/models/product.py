@@ -1,0 +1,170 @@
+"""Outrider's own product of few rows with a float32 weight: `product.cpp`, compiled where it runs.
+
+torch's products of few rows read a weight in one stream or several times over. This one reads it
+once, where it lies, in several streams; and what a row becomes does not depend, to the bit, on how
+many rows there are. It is compiled beside compiled forwards, and like them read from the user's own
+folder alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from outrider.errors import ModelError
+from outrider.models.packages import cache_folder, check_owner, first_line, keeping
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+SOURCE = Path(__file__).with_name("product.cpp")
+LIBRARY = "product.so"
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
+MOST_ROWS = 12
+"""Rows up to which it is the fastest; of more, arithmetic takes longer than reading."""
+ALONE = 1 << 15
+"""Numbers in a weight up to which one thread is as fast as several."""
+WIDE = 512
+"""Numbers in a row from which it is faster than a packed weight at any number of rows."""
+
+
+class Product:
+    """The compiled product.
+
+    Args:
+        library: where it is.
+
+    Raises:
+        ModelError: it cannot be loaded, or does not compute what it should.
+    """
+
+    def __init__(self, library: Path) -> None:
+        try:
+            self._run: Any = ctypes.CDLL(str(library)).outrider_product
+        except (OSError, AttributeError) as error:
+            raise _broken(library, first_line(error)) from error
+        pointer, number = ctypes.c_void_p, ctypes.c_long
+        self._run.argtypes = [*[pointer] * 4, *[number] * 3, ctypes.c_int]
+        self._run.restype = None
+        error = self._error()
+        if not error < 1e-5:
+            raise _broken(library, f"it is off by {error:.1e} of the largest number")
+
+    def __call__(
+        self,
+        inputs: Float[Tensor, "... I"],
+        weight: Float[Tensor, "O I"],
+        bias: Float[Tensor, " O"] | None,
+    ) -> Float[Tensor, "... O"]:
+        """`inputs @ weight.T + bias`, of float32 tensors on a processor."""
+        inputs = inputs.contiguous()
+        count, width = weight.shape
+        out = inputs.new_empty(*inputs.shape[:-1], count)
+        self._run(
+            inputs.data_ptr(),
+            weight.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            inputs.numel() // width,
+            width,
+            count,
+            torch.get_num_threads() if count * width > ALONE else 1,
+        )
+        return out
+
+    def _error(self) -> float:
+        """The largest error over all tile sizes, as a share of the largest number."""
+        draw, worst = torch.Generator().manual_seed(0), 0.0
+        for width, count in ((37, 61), (512, 130)):
+            weight = torch.randn(count, width, generator=draw)
+            bias = torch.randn(count, generator=draw)
+            for rows in range(1, MOST_ROWS + 1):
+                inputs = torch.randn(rows, width, generator=draw)
+                wanted = nn.functional.linear(inputs.double(), weight.double(), bias.double())
+                off = (self(inputs, weight, bias) - wanted).abs().max() / wanted.abs().max()
+                worst = max(worst, float(off)) if off.isfinite() else float("inf")
+        return worst
+
+
+def product(*, build: bool) -> Product | None:
+    """The product, compiled now or before; None where it was not and `build` is False.
+
+    None on anything but Linux too, where compilers may lack OpenMP.
+
+    Raises:
+        ModelError: no C++ compiler, a folder that others may write to, or a broken library.
+    """
+    if sys.platform != "linux":
+        return None
+    with keeping():
+        folder = cache_folder() / _key()
+        if not (folder / LIBRARY).is_file():
+            if not build:
+                return None
+            _build(folder)
+        for path in (folder.parent, folder, folder / LIBRARY):
+            check_owner(path)
+    return _loaded(folder / LIBRARY)
+
+
+@cache
+def _loaded(library: Path) -> Product:
+    return Product(library)
+
+
+def _key() -> str:
+    facts = {
+        "source": SOURCE.read_text(),
+        "flags": FLAGS,
+        "torch": torch.__version__,
+        "processor": sorted(torch.cpu.get_capabilities().items()),
+    }
+    return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:32]
+
+
+def _build(folder: Path) -> None:
+    """Compiles into a folder, which appears whole or not at all."""
+    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    check_owner(folder.parent)
+    compiler = os.environ.get("CXX", "g++")
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="making-") as making:
+        new = Path(making) / folder.name
+        new.mkdir(mode=0o700)
+        try:
+            subprocess.run(
+                [compiler, *FLAGS, str(SOURCE), "-o", str(new / LIBRARY)],
+                check=True,
+                capture_output=True,
+                text=True,
+            )
+        except (OSError, subprocess.CalledProcessError) as error:
+            said = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
+            raise ModelError(
+                f"compile=True: {compiler!r} cannot compile {SOURCE.name} "
+                f"({said.strip()[:300]}); it takes a C++ compiler; leave it out"
+            ) from error
+        (new / LIBRARY).chmod(0o600)
+        try:
+            new.rename(folder)
+        except OSError:
+            # Another process was here first.
+            if not (folder / LIBRARY).is_file():
+                raise
+
+
+def _broken(library: Path, why: str) -> ModelError:
+    return ModelError(
+        f"the compiled product in {str(library)!r} cannot be used ({why}); remove that folder and "
+        "compile again"
+    )

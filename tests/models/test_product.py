@@ -1,0 +1,190 @@
+"""The compiled product of few rows: its numbers, its bits, and where it is kept."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from outrider.errors import ModelError
+from outrider.models import product as module
+from outrider.models.packing import (
+    FewRowsLinear,
+    FusedLinear,
+    PackedLinear,
+    arrange_linears,
+    can_pack,
+    use_product,
+)
+from outrider.models.product import LIBRARY, MOST_ROWS, WIDE, Product, product
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("product")
+
+
+@pytest.fixture(autouse=True)
+def own_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE_DIR", str(folder))
+
+
+@pytest.fixture
+def compiled() -> Product:
+    made = product(build=True)
+    assert made is not None
+    return made
+
+
+def test_it_is_compiled_once_and_found_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setenv("OUTRIDER_CACHE_DIR", str(tmp_path))
+    assert product(build=False) is None
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setenv("OUTRIDER_CACHE_DIR", str(folder))
+    assert product(build=True) is not None
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert product(build=False) is product(build=True)
+    assert [path.name for path in (folder / "compiled").iterdir()] == [module._key()]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize(("width", "count"), [(1, 1), (15, 50), (64, 23), (700, 97), (1024, 200)])
+def test_it_is_the_product(compiled: Product, width: int, count: int, threads: int):
+    draw, before = torch.Generator().manual_seed(width), torch.get_num_threads()
+    weight = torch.randn(count, width, generator=draw)
+    bias = torch.randn(count, generator=draw)
+    torch.set_num_threads(threads)
+    try:
+        for rows in (*range(1, MOST_ROWS + 1), 17, 40):
+            inputs = torch.randn(1, rows, width, generator=draw)
+            for own in (None, bias):
+                wanted = nn.functional.linear(
+                    inputs.double(), weight.double(), None if own is None else own.double()
+                )
+                found = compiled(inputs, weight, own)
+                assert found.shape == wanted.shape
+                assert (found - wanted).abs().max() < 1e-5 * max(1.0, float(wanted.abs().max()))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_row_has_the_same_bits_among_others(compiled: Product):
+    """And torch's products have not, which is why plain and speculative rows differ at all."""
+    draw = torch.Generator().manual_seed(1)
+    weight, bias = torch.randn(300, 777, generator=draw), torch.randn(300, generator=draw)
+    inputs = torch.randn(MOST_ROWS, 777, generator=draw)
+    alone = torch.cat([compiled(row[None], weight, bias) for row in inputs])
+    for rows in range(1, MOST_ROWS + 1):
+        assert torch.equal(compiled(inputs[:rows], weight, bias), alone[:rows])
+    torch_alone = torch.cat([nn.functional.linear(row[None], weight, bias) for row in inputs])
+    assert not torch.equal(nn.functional.linear(inputs, weight, bias), torch_alone)
+
+
+def test_inputs_with_gaps(compiled: Product):
+    weight, wide = torch.randn(40, 32), torch.randn(5, 64)
+    found = compiled(wide[:, ::2], weight, None)
+    assert torch.allclose(found, wide[:, ::2] @ weight.t(), atol=1e-4)
+
+
+class Block(nn.Module):
+    """Siblings of one input and a layer of its own, wide or narrow."""
+
+    def __init__(self, width: int, count: int) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = (nn.Linear(width, count, bias=False) for _ in range(2))
+        self.down_proj = nn.Linear(width, 9)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        parts = self.gate_proj(inputs), self.up_proj(inputs), self.down_proj(inputs)
+        return torch.cat(parts, -1)
+
+
+@pytest.mark.parametrize(("width", "packed_after"), [(WIDE, False), (WIDE // 2, True)])
+@torch.inference_mode()
+def test_wide_layers_are_unpacked_for_it(compiled: Product, width: int, packed_after: bool):
+    if not can_pack(torch.device("cpu"), torch.float32):
+        pytest.skip("this processor packs nothing")
+    block = Block(width, (1 << 22) // width // 2).eval()
+    few, many = torch.randn(3, width), torch.randn(MOST_ROWS + 1, width)
+    wanted = [block(rows) for rows in (few, many)]
+    arrange_linears(block)
+    gate, down = block.gate_proj, block.down_proj
+    assert isinstance(gate, FusedLinear)
+    assert isinstance(gate._fusion.linear, PackedLinear)
+    assert isinstance(down, FewRowsLinear)
+    calls = _counted(compiled)
+    use_product(block, next(calls))
+    assert isinstance(gate._fusion.linear, PackedLinear) == packed_after
+    assert block.up_proj._fusion is gate._fusion  # pyright: ignore[reportAttributeAccessIssue]
+    for rows, right in zip((few, many), wanted, strict=True):
+        assert torch.allclose(block(rows), right, atol=1e-4)
+    # Of the few rows alone: the siblings once, where they are unpacked, and the other layer.
+    assert next(calls) == 1 + (not packed_after)
+    use_product(block, None)
+    assert torch.allclose(block(few), wanted[0], atol=1e-4)
+    assert next(calls) == 1 + (not packed_after)
+
+
+def _counted(own: Product) -> Iterator[object]:
+    """First a product that counts its calls, then the number of them."""
+    calls: list[int] = []
+
+    class Counted(Product):
+        def __init__(self) -> None:
+            self._run = own._run
+
+        def __call__(self, *parts: torch.Tensor | None) -> torch.Tensor:
+            calls.append(1)
+            return super().__call__(*parts)  # type: ignore[arg-type]
+
+    yield Counted()
+    while True:
+        yield len(calls)
+
+
+def test_what_cannot_be_compiled_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OUTRIDER_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ModelError, match=r"no-such-compiler.*leave it out"):
+        product(build=True)
+    monkeypatch.setenv("CXX", "false")
+    with pytest.raises(ModelError, match=r"'false' cannot compile product\.cpp"):
+        product(build=True)
+    assert not list((tmp_path / "compiled").iterdir())
+
+
+def test_what_others_may_write_to_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OUTRIDER_CACHE_DIR", str(tmp_path))
+    place = tmp_path / "compiled" / module._key()
+    place.mkdir(parents=True)
+    (place / LIBRARY).write_bytes(b"")
+    (place / LIBRARY).chmod(0o666)
+    with pytest.raises(ModelError, match="others may write to"):
+        product(build=False)
+
+
+def test_a_broken_library_is_told(tmp_path: Path):
+    library = tmp_path / LIBRARY
+    library.write_text("nothing")
+    with pytest.raises(ModelError, match=r"cannot be used.*remove that folder"):
+        Product(library)
+
+
+def test_one_that_computes_something_else_is_refused(tmp_path: Path):
+    """The negative control of the check at load: a sum that leaves the last numbers out."""
+    source = module.SOURCE.read_text()
+    wrong = source.replace("for (long i = at; i < width; i++)", "for (long i = at; i < at; i++)")
+    assert wrong != source
+    (tmp_path / "wrong.cpp").write_text(wrong)
+    library = tmp_path / LIBRARY
+    subprocess.run(
+        ["g++", *module.FLAGS, str(tmp_path / "wrong.cpp"), "-o", str(library)], check=True
+    )
+    with pytest.raises(ModelError, match="off by"):
+        Product(library)
