@@ -9,20 +9,17 @@ interleaved, medians are printed.
 """
 
 import argparse
-import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import torch
-import transformers
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from outrider.bench.script import command_of, exit_code, ints, others_at_work, parser_of, save
 from outrider.cache import CacheManager
 from outrider.models.attention_cpu import attend_cpu
 from outrider.models.attention_op import Body, Forward, Options
@@ -48,7 +45,7 @@ class Case:
     sdpa_ms: float
 
 
-def ours(cached: int, rows: int, dtype: torch.dtype, body: Body, align: int) -> Callable[[], None]:
+def ours(cached: int, rows: int, dtype: torch.dtype, body: Body, align: int) -> Callable[[], object]:
     """Return one layer's call of the op: `rows` new rows on `cached` committed tokens."""
     cache = CacheManager()
     seq = cache.open(cached + rows)
@@ -63,19 +60,19 @@ def ours(cached: int, rows: int, dtype: torch.dtype, body: Body, align: int) -> 
     flat = Rows((seq,), (rows,), torch.zeros(rows, dtype=torch.int64))
     forward = Forward(cache, make_plan(cache, flat, CPU, align=align), body)
     options = Options(WIDTH**-0.5)
-    return lambda: forward.attend(0, query, keys, values, None, options)
+    return lambda: forward.attend(0, query, keys, values, options)
 
 
-def theirs(cached: int, rows: int, dtype: torch.dtype) -> Callable[[], None]:
+def theirs(cached: int, rows: int, dtype: torch.dtype) -> Callable[[], object]:
     """Return transformers' sdpa call with an explicit mask on the same shapes."""
     query = torch.randn(1, rows, QUERY_HEADS, WIDTH).to(dtype).transpose(1, 2)
     keys, values = (torch.randn(1, KEY_HEADS, cached + rows, WIDTH).to(dtype) for _ in range(2))
     mask = torch.ones(rows, cached + rows, dtype=torch.bool).tril(cached)[None, None]
-    layer = SimpleNamespace(num_key_value_groups=QUERY_HEADS // KEY_HEADS, is_causal=True)
+    layer: Any = SimpleNamespace(num_key_value_groups=QUERY_HEADS // KEY_HEADS, is_causal=True)
     return lambda: sdpa_attention_forward(layer, query, keys, values, mask, scaling=WIDTH**-0.5)
 
 
-def medians_ms(calls: list[Callable[[], None]], seconds: float) -> list[float]:
+def medians_ms(calls: list[Callable[[], object]], seconds: float) -> list[float]:
     """Return each call's median, all of them interleaved back and forth for `seconds`."""
     times: list[list[float]] = [[] for _ in calls]
     order = list(range(len(calls)))
@@ -90,10 +87,10 @@ def medians_ms(calls: list[Callable[[], None]], seconds: float) -> list[float]:
 
 
 @torch.inference_mode()
-def measure(dtype: torch.dtype, seconds: float) -> list[Case]:
+def measure(dtype: torch.dtype, lengths: tuple[int, ...], seconds: float) -> list[Case]:
     """Return the table of one dtype, the row counts of one length interleaved."""
     cases = []
-    for cached in CACHED:
+    for cached in lengths:
         calls = []
         for rows in ROWS:
             calls.append(ours(cached, rows, dtype, attend_cpu, 1))
@@ -117,39 +114,34 @@ def row(case: Case) -> str:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and print; 2 on a user's mistake or a busy machine."""
+    parser = parser_of(__doc__)
     parser.add_argument("--seconds", type=float, default=8.0, help="time per cached length")
+    parser.add_argument("--cached", type=ints, default=CACHED, help="committed tokens")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--json", type=Path, help="where to save the table")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    if options.smoke:
+        options.seconds, options.cached = 0.0, (64,)
+    return exit_code(lambda: _run(options, command_of("attention", arguments)))
+
+
+def _run(options: argparse.Namespace, command: str) -> None:
+    others = others_at_work(options)
     torch.manual_seed(0)
-    load = os.getloadavg()[0]
-    print(
-        f"torch {torch.__version__}, transformers {transformers.__version__}, "
-        f"{torch.get_num_threads()} threads, load {load:.1f}"
-    )
     print("| dtype | cached | rows | ours ms | strict ms | masked sdpa ms |\n" + "|---" * 6 + "|")
     cases = [
-        case for name in options.dtypes for case in measure(getattr(torch, name), options.seconds)
+        case
+        for name in options.dtypes
+        for case in measure(getattr(torch, name), options.cached, options.seconds)
     ]
-    for cached in CACHED:
-        one, eight = (next(c for c in cases if (c.cached, c.rows) == (cached, r)) for r in (1, 8))
+    for one, eight in zip(cases[:: len(ROWS)], cases[1 :: len(ROWS)], strict=True):
         print(
-            f"{cached} cached, {one.dtype}: 8 rows cost "
+            f"{one.cached} cached, {one.dtype}: 8 rows cost "
             f"{eight.ours_ms / one.ours_ms:.1f} times one row"
         )
-    if options.json:
-        machine = {
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "threads": torch.get_num_threads(),
-            "processor": platform.processor() or platform.machine(),
-            "load_before": load,
-        }
-        record = {"machine": machine, "cases": [asdict(case) for case in cases]}
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
+    save(options.json, command, {"others": others, "cases": [asdict(case) for case in cases]})
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from outrider.models.product import MOST_ROWS, WIDE, Product
+from outrider.models.product import MOST_ROWS, Product
 
 MIN_PACKED = {torch.float32: 1 << 22, torch.bfloat16: 1 << 17}
 """Weights from which packing pays. One row of a packed float32 matrix takes from a third (Zen 5) to
@@ -47,7 +47,7 @@ class FewRowsLinear(OwnLinear):
 
     torch's product of 4 to 48 rows reads the weight several times over; two other forms of the same
     product do not: blocks of outputs as a batch, and the transposed product. `product`, where it is
-    given, does up to a dozen rows.
+    given, does up to two dozen rows.
     """
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
@@ -99,7 +99,6 @@ class PackedLinear(OwnLinear):
         self.bias = bias if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         with torch.inference_mode():
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS_HINT)
-        self.dtype = weight.dtype
         self.was_unpacked = False
 
     @property
@@ -233,33 +232,14 @@ def arrange_linears(
 
 
 def use_product(model: nn.Module, product: Product | None) -> None:
-    """Lets arranged float32 layers compute few rows by `product`; None = by torch again.
+    """Lets layers of a plain float32 weight compute few rows by `product`; None = by torch again.
 
-    Where rows are wide it is faster than a packed weight too, which is unpacked for it.
+    A packed weight, which is laid out for more rows, stays packed.
     """
-    _note_arrangement(model)
-    layers: dict[int, nn.Module] = {}
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, FusedLinear):
-                fusion = child._fusion
-                fusion.linear = _with_product(fusion.linear, product)
-            elif isinstance(child, (FewRowsLinear, PackedLinear)):
-                # A layer may stand in several places.
-                made = layers.setdefault(id(child), _with_product(child, product))
-                setattr(parent, name, made)
-
-
-def _with_product(
-    layer: FewRowsLinear | PackedLinear, product: Product | None
-) -> FewRowsLinear | PackedLinear:
-    if isinstance(layer, PackedLinear):
-        if product is None or layer.dtype != torch.float32 or layer.in_features < WIDE:
-            return layer
-        weight = nn.Parameter(layer.weight, requires_grad=False)
-        layer = FewRowsLinear(weight, cast("nn.Parameter | None", layer.bias))
-    layer.product = product if layer.weight.is_contiguous() else None
-    return layer
+    for module in model.modules():
+        layer = module._fusion.linear if isinstance(module, FusedLinear) else module
+        if isinstance(layer, FewRowsLinear):
+            layer.product = product if layer.weight.is_contiguous() else None
 
 
 def arrangement_of(model: nn.Module) -> int:

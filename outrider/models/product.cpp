@@ -11,8 +11,8 @@ constexpr int LANES = 8, REGISTERS = 16;
 #else
 constexpr int LANES = 4, REGISTERS = 32;
 #endif
-constexpr int MOST_ROWS = 8, MOST_OUTPUTS = 8;
-// Outputs of a block, whose weights stay in a core's cache while one pass after another reads them;
+constexpr int MOST_ROWS = 6, MOST_OUTPUTS = 8;
+// Rows of a pass and outputs at a time; outputs of a block, whose weights stay in a core's cache while one pass after another reads them;
 // and how many numbers ahead of its use a weight is asked for.
 constexpr long BLOCK = 24, AHEAD = 256;
 
@@ -40,7 +40,7 @@ static inline float sum(const typename Lanes<N>::Vector& of) {
 
 // Outputs at a time: their sums and a weight stay in registers.
 constexpr int outputs(int rows) {
-  int fit = (REGISTERS - 1) / rows - 1 + (rows == MOST_ROWS);
+  int fit = (REGISTERS - 1) / rows - 1;
   return fit < 1 ? 1 : fit > MOST_OUTPUTS ? MOST_OUTPUTS : fit;
 }
 
@@ -79,8 +79,7 @@ static void some(const float* x, const float* w, const float* bias, float* y, lo
 }
 
 typedef void (*Some)(const float*, const float*, const float*, float*, long, long, long, long);
-static const Some SOME[MOST_ROWS] = {some<1>, some<2>, some<3>, some<4>,
-                                     some<5>, some<6>, some<7>, some<8>};
+static const Some SOME[MOST_ROWS] = {some<1>, some<2>, some<3>, some<4>, some<5>, some<6>};
 
 // x [rows, width], w [count, width], bias [count] or null, y [rows, count]; all without gaps.
 extern "C" void outrider_product(const float* x, const float* w, const float* bias, float* y,

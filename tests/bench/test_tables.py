@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import drafters, generate, logprobs, start
+from benchmarks import attention, drafters, generate, linears, logprobs, start
 
 
 def test_drafters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,3 +63,20 @@ def test_logprobs(tmp_path: Path) -> None:
     assert 0 < loose["most"] < 1e-4 and loose["tokens"] == 16
     assert half["dtype"] == "bfloat16" and 0 <= half["most"] < 0.1
     assert [one["most"] for one in strict] == [0, 0]
+
+
+def test_linears_and_attention(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE_DIR", str(tmp_path))
+    out = tmp_path / "found.json"
+    given = ["--smoke", "--anyway", "--json", str(out)]
+    assert linears.main([*given, "--rows", "1,5"]) == 0
+    cells = json.loads(out.read_text())["cells"]
+    assert [cell["rows"] for cell in cells] == [1, 5]
+    assert {"plain", "arranged", "product"} <= set(cells[0]["rates"])
+    assert all(rate > 0 for cell in cells for rate in cell["rates"].values())
+    assert attention.main([*given, "--dtypes", "float32"]) == 0
+    cases = json.loads(out.read_text())["cases"]
+    assert [(case["cached"], case["rows"]) for case in cases] == [(64, 1), (64, 8), (64, 16)]
+    assert "64 cached, float32: 8 rows cost" in capsys.readouterr().out
