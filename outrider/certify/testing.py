@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from outrider.errors import InvalidConfig
 
@@ -121,7 +121,7 @@ def _subject(engine: Any, target: Any, draft: Any) -> tuple[Subject, Tokenizer |
         raise InvalidConfig(
             "target=None: name the folder of the target's model, which says what should come"
         )
-    return _against(engine, target, draft)
+    return _against(cast("Generate", engine), target, draft)
 
 
 def _against(
@@ -145,9 +145,12 @@ def _against(
 def _ids(prompts: Sequence[Any], tokenizer: Tokenizer | None) -> list[list[int]]:
     ids: list[list[int]] = []
     for prompt in prompts:
-        if isinstance(prompt, str) and tokenizer is None:
+        if not isinstance(prompt, str):
+            ids.append(list(prompt))
+        elif tokenizer is None:
             raise InvalidConfig(f"prompt {prompt!r}: give token ids, as a Subject has no tokenizer")
-        ids.append(tokenizer.encode(prompt) if isinstance(prompt, str) and tokenizer else prompt)
+        else:
+            ids.append(tokenizer.encode(prompt))
     return ids
 
 

@@ -126,7 +126,8 @@ def _text(
     # Now and then both laws are one.
     own = [8 * path + 4 * (draw(8 * path + 7) % 4 > 0) for path in paths]
     p = [_whole(draw, at) for at in own]
-    return tokens, *([[x / GRAIN for x in law] for law in laws] for laws in (q, p))
+    q_rows, p_rows = ([[x / GRAIN for x in law] for law in laws] for laws in (q, p))
+    return tokens, q_rows, p_rows
 
 
 def _words(b: int) -> Callable[[int], int]:
