@@ -38,6 +38,7 @@ class Wealth:
         self.names = tuple(names)
         self._stakes_L = np.asarray(stakes)
         self._log_FL = np.zeros((len(self.names), len(stakes)))
+        self._path: list[FloatArray] = []
         self.most = 1.0
 
     def bet(self, payoffs_NF: FloatArray) -> None:
@@ -50,7 +51,14 @@ class Wealth:
         self._log_FL = logs_NFL[-1]
         # Mid-way looks count too: the bound is on the largest of all times.
         tops_N = np.logaddexp.reduce(logs_NFL.reshape(len(logs_NFL), -1), axis=1)
-        self.most = max(self.most, float(np.exp(min(700.0, tops_N.max()))) / self._log_FL.size)
+        means_N = np.exp(tops_N.clip(max=700.0)) / self._log_FL.size
+        self._path.append(np.maximum.accumulate(means_N).clip(min=self.most))
+        self.most = float(self._path[-1][-1])
+
+    @property
+    def path(self) -> FloatArray:
+        """`most` after each observation."""
+        return np.concatenate(self._path) if self._path else np.empty(0)
 
     @property
     def value(self) -> float:

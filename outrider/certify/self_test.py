@@ -16,7 +16,7 @@ from outrider.certify.adapters import own
 from outrider.certify.model.plan import Plan
 from outrider.certify.model.run import certify
 from outrider.config import SamplingParams
-from outrider.decoding import RULES
+from outrider.decoding import RULES, known_answers
 from outrider.errors import MissingExtra
 from outrider.llm import LLM
 from outrider.models.bundled import bundled_path, eval_prompts
@@ -51,7 +51,12 @@ class SelfReport:
     @property
     def ok(self) -> bool:
         """Whether every part holds."""
-        return all(part.ok for part in self.parts)
+        return self.fault is None
+
+    @property
+    def fault(self) -> str | None:
+        """The first part that does not hold, with what was seen; None where all do."""
+        return next((f"{part.name}: {part.said}" for part in self.parts if not part.ok), None)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -79,6 +84,7 @@ def certify_self(progress: Progress = lambda _: None) -> SelfReport:
 
 
 def _parts() -> Iterator[Part]:
+    yield known()
     yield golden()
     yield beside_references()
     yield addresses()
@@ -89,6 +95,13 @@ def _parts() -> Iterator[Part]:
         return
     yield strict_bits()
     yield law()
+
+
+def known() -> Part:
+    """What the first load asks: rounds whose outcome is known."""
+    fault = known_answers.fault()
+    rounds = known_answers.TEXTS * len(known_answers.ANSWERS)
+    return Part("known answers", fault is None, fault or f"{rounds} rounds decided as known")
 
 
 def golden() -> Part:

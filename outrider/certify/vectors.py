@@ -8,17 +8,21 @@ the numbers found there.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from outrider.certify import growth, reference, tree_paths
 from outrider.certify.reference import Round
 from outrider.certify.tree_paths import Case, random_case
-from outrider.decoding import RULES, Draft, Kind, Law, RoundNoise, TargetLaws
+from outrider.decoding import RULES, Draft, Kind, Law, RoundNoise, TargetLaws, Verdict
 from outrider.errors import InvalidConfig
 from outrider.tree import TokenTree
 
@@ -30,6 +34,8 @@ ON_CHAINS = {"token": reference.token, "block": reference.block}
 KINDS = {Kind.POINT: "certain", Kind.IID: "drawn", Kind.WITHOUT: "without", Kind.TAIL: "tail"}
 """How a token was drawn: not at all; from its law; from its law less its earlier siblings' tokens;
 from its law less its certain siblings' tokens."""
+LIMIT_S = 600.0
+"""Seconds that a command may take for all cases, unless it is told otherwise."""
 Json = Mapping[str, Any]
 
 
@@ -120,6 +126,12 @@ def outcome(rule: str, case: Case, b: int) -> dict[str, Any]:
 
 def answer(case: Json) -> dict[str, Any]:
     """What Outrider's own rules decide; their noise comes from the case's address."""
+    draft, target_BTV, chance = tensors(case)
+    return told(RULES[case["rule"]].verify(draft, TargetLaws(target_BTV), chance))
+
+
+def tensors(case: Json, dtype: torch.dtype = torch.float64) -> tuple[Draft, Tensor, RoundNoise]:
+    """A case as a batch of one: the draft, the target's laws `[1, T, V]`, the noise's address."""
     laws, parents = case["draft"], case["parents"]
     # Siblings of one law share its row, by which rules know them.
     known = list(zip(parents, laws, strict=True))
@@ -130,16 +142,17 @@ def answer(case: Json) -> dict[str, Any]:
     seed = at["seed"] - 2**64 * (at["seed"] >= 2**63)
     draft = Draft(
         TokenTree.of([case["tokens"]], [parents]),
-        Law.dense(torch.tensor(laws or [[1.0] * case["vocabulary"]], dtype=torch.float64)),
+        Law.dense(torch.tensor(laws or [[1.0] * case["vocabulary"]], dtype=dtype)),
         torch.tensor([rows], dtype=torch.int64),
         torch.tensor([kinds], dtype=torch.int64),
         frozenset(kinds),
     )
-    verdict = RULES[case["rule"]].verify(
-        draft,
-        TargetLaws(torch.tensor([case["target"]], dtype=torch.float64)),
-        RoundNoise(*(torch.tensor([n]) for n in (seed, at["sample"], at["anchor"]))),
-    )
+    chance = RoundNoise(*(torch.tensor([n]) for n in (seed, at["sample"], at["anchor"])))
+    return draft, torch.tensor([case["target"]], dtype=dtype), chance
+
+
+def told(verdict: Verdict) -> dict[str, Any]:
+    """The answer of a batch of one."""
     kept = int(verdict.num_accepted_B[0])
     return {"path": verdict.path_BD[0, :kept].tolist(), "token": int(verdict.token_B[0])}
 
@@ -164,15 +177,17 @@ class Checked:
         return self.wrong == 0 and self.right > 0
 
 
-def check(command: Sequence[str], cases: Iterable[Json]) -> Checked:
+def check(command: Sequence[str], cases: Iterable[Json], limit_s: float = LIMIT_S) -> Checked:
     """Gives a command all cases, a line of JSON each, and reads as many answers.
 
     Args:
         command: the program and its arguments.
         cases: with `expect`, which the command does not see.
+        limit_s: seconds that all of it may take; then the command is ended, and what it started.
 
     Raises:
-        InvalidConfig: a command that cannot be started, fails, or answers too few lines.
+        InvalidConfig: a command that cannot be started, fails, takes longer, or answers too few
+            lines.
     """
     every = list(cases)
     asked = "".join(
@@ -180,18 +195,50 @@ def check(command: Sequence[str], cases: Iterable[Json]) -> Checked:
         for case in every
     )
     shown = " ".join(command)
-    try:
-        ran = subprocess.run(command, input=asked, capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise InvalidConfig(f"--check {shown!r} cannot be started: {error}") from error
-    lines = [line for line in ran.stdout.splitlines() if line.strip()]
-    if ran.returncode != 0 or len(lines) != len(every):
-        told = ran.stderr.strip().splitlines()[-1:] or ["it wrote nothing to standard error"]
+    code, out, err = _ran(command, asked, limit_s, len(every))
+    lines = [line for line in out.splitlines() if line.strip()]
+    if code != 0 or len(lines) != len(every):
+        said = err.strip().splitlines()[-1:] or ["it wrote nothing to standard error"]
         raise InvalidConfig(
             f"--check {shown!r} answered {len(lines)} of {len(every)} cases and ended with "
-            f"{ran.returncode}: {told[0]}"
+            f"{code}: {said[0]}"
         )
     return judged(every, [_parsed(shown, line) for line in lines])
+
+
+def _ran(command: Sequence[str], asked: str, limit_s: float, count: int) -> tuple[int, str, str]:
+    """Exit code and what was written to standard output and error."""
+    shown = " ".join(command)
+    pipe = subprocess.PIPE
+    try:
+        # In a group of its own, so that what it starts ends with it.
+        started = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+        )
+    except OSError as error:
+        raise InvalidConfig(f"--check {shown!r} cannot be started: {error}") from error
+    with started as child:
+        try:
+            out, err = child.communicate(asked, limit_s)
+        except subprocess.TimeoutExpired as error:
+            raise InvalidConfig(
+                f"--check {shown!r} did not answer {count} cases within {limit_s:g} s and was "
+                "ended; give it more with --timeout, or does it wait for more than its standard "
+                "input?"
+            ) from error
+        finally:
+            _end(child)
+    return child.returncode, out, err
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    if hasattr(os, "killpg"):
+        # The group is gone where the command has ended and left nothing behind.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+    elif child.poll() is None:
+        child.kill()
+    child.wait()
 
 
 def _parsed(shown: str, line: str) -> Any:

@@ -99,7 +99,7 @@ def _invoke(arguments: list[str]) -> object:
     """What the command returns. `app()` itself would answer a broken pipe by exiting with 1."""
     command = typer.main.get_command(app)
     try:
-        with command.make_context("outrider", arguments) as context:
+        with command.make_context("outrider", arguments, obj=tuple(arguments)) as context:
             return command.invoke(context)
     except typer.Exit as done:
         return done.exit_code

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from outrider.cli import options, terminal
+from outrider.cli.certify_html import Html, check_html, write_html
 from outrider.config import SamplingParams
 from outrider.errors import EmptyPrompt
 
@@ -24,6 +25,7 @@ PROMPTS, PROMPT_TOKENS = 32, 24
 
 
 def certify_model(
+    context: typer.Context,
     model: options.Model = "bundled",
     drafter: options.Drafter = "auto",
     depth: options.Depth = None,
@@ -59,6 +61,7 @@ def certify_model(
     compile: options.Compile = None,
     dtype: options.Dtype = None,
     device: options.Device = None,
+    html: Html = None,
     json_output: options.Json = False,
 ) -> int:
     """Certify a model and its drafter: texts with speculation on, held to the target's law.
@@ -78,6 +81,7 @@ def certify_model(
       outrider certify model --temperature 0.8 --top-k 40 --rule token
       outrider certify model --model ./llama --drafter draft:./llama-small --file prompts.txt
       outrider certify model --within 0.05 --json
+      outrider certify model --html report.html
     """
     from outrider.certify.adapters.own import subject
     from outrider.certify.model.plan import Plan
@@ -97,6 +101,7 @@ def certify_model(
         frequency_penalty=frequency_penalty,
         no_repeat_ngram=no_repeat_ngram,
     )
+    check_html(html)
     console = terminal.err()
     loading = options.Loading(
         model,
@@ -120,6 +125,8 @@ def certify_model(
             plan,
             lambda line: status.update(terminal.escaped(line)),
         )
+    if html is not None:
+        write_html(html, report, context, llm.tokenizer.decode)
     if json_output:
         typer.echo(json.dumps(report.as_dict()))
     else:

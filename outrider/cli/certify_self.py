@@ -16,7 +16,8 @@ def certify_self(json_output: options.Json = False) -> int:
     """Test this installation: rules, noise addresses, strict bits, the law of the bundled pair.
 
     Half a minute on two cores. It is what to run after torch or transformers were updated; the exit
-    code is 1 where something is not as it was proved.
+    code is 1 where something is not as it was proved. The result is kept: where it failed, models
+    are loaded without speculation, and where it passed, with it again.
 
     \b
     Examples:
@@ -24,9 +25,11 @@ def certify_self(json_output: options.Json = False) -> int:
       outrider certify self --json
     """
     from outrider.certify.self_test import certify_self as run
+    from outrider.llm.first_load import BY_HAND, Finding, keep
 
     with terminal.err().status("testing ...") as status:
         report = run(lambda line: status.update(terminal.escaped(line)))
+    keep(Finding(report.fault, BY_HAND))
     if json_output:
         typer.echo(json.dumps(report.as_dict()))
         return 0 if report.ok else FAILED

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from outrider.cli import options, terminal
+from outrider.config import check_between
 from outrider.errors import InvalidConfig
 
 WRONG = 1
@@ -31,6 +32,15 @@ def certify_vectors(
     answer: Annotated[
         bool, typer.Option("--answer", help="Read cases and answer with Outrider's own rules.")
     ] = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema of a file of cases.")
+    ] = False,
+    who: Annotated[
+        str, typer.Option("--with", help="Who answers: torch, reference or triton.")
+    ] = "torch",
+    timeout: Annotated[
+        float, typer.Option(help="Seconds that a checked command may take for all cases.")
+    ] = 600.0,
     file: Annotated[
         Path | None,
         typer.Option("--file", "-f", help="Check the cases written here, not those made now."),
@@ -44,7 +54,7 @@ def certify_vectors(
     the target's laws by row (`target`), and `noise`: uniforms `accept` by node and `extra` by row,
     `gumbel` by depth and token. The answer is {"path": rows kept, "token": the one added}, or null
     for a rule that is not there. Laws are multiples of 1/128, and no decision is nearer than 1e-6
-    to its threshold.
+    to its threshold. `--schema` has all of it as a JSON schema.
 
     \b
     Exit codes: 0 all right, 1 some wrong, 2 usage.
@@ -53,16 +63,20 @@ def certify_vectors(
     Examples:
       outrider certify vectors --emit
       outrider certify vectors --check "outrider certify vectors --answer"
-      outrider certify vectors --check "./my-verifier --stdin" --json
+      outrider certify vectors --check "outrider certify vectors --answer --with reference"
+      outrider certify vectors --check "./my-verifier --stdin" --timeout 60 --json
     """
-    if [emit, check is not None, answer].count(True) != 1:
-        raise InvalidConfig("one of --emit, --check COMMAND and --answer is due")
+    if [emit, check is not None, answer, schema].count(True) != 1:
+        raise InvalidConfig("one of --emit, --check COMMAND, --answer and --schema is due")
+    check_between("timeout", timeout, 0, float("inf"), low_open=True)
     from outrider.certify import vectors
+    from outrider.certify.vectors_schema import SCHEMA
 
-    if answer:
-        for line in sys.stdin:
-            typer.echo(json.dumps(vectors.answer(json.loads(line))))
+    if schema:
+        typer.echo(json.dumps(SCHEMA, indent=2))
         return 0
+    if answer:
+        return _answer(who)
     if emit:
         typer.echo(json.dumps({"version": vectors.VERSION, "cases": list(vectors.emit())}))
         return 0
@@ -73,7 +87,7 @@ def certify_vectors(
         raise InvalidConfig(f"--check {check!r}: no command line: {error}") from error
     if not command:
         raise InvalidConfig("--check is empty; give the command that answers")
-    found = vectors.check(command, cases)
+    found = vectors.check(command, cases, timeout)
     if json_output:
         told = {"right": found.right, "wrong": found.wrong, "skipped": found.skipped}
         typer.echo(json.dumps({**told, "failures": found.failures, "ok": found.ok}))
@@ -87,6 +101,21 @@ def certify_vectors(
             f"{found.right} right, {found.wrong} wrong, {found.skipped} skipped", highlight=False
         )
     return 0 if found.ok else WRONG
+
+
+def _answer(who: str) -> int:
+    from outrider.certify.answerers import answerer
+
+    answers = answerer(who)
+    for number, line in enumerate(sys.stdin, 1):
+        try:
+            told = answers(json.loads(line))
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise InvalidConfig(
+                f"line {number} of standard input is no case ({error!r}); --schema tells what is"
+            ) from error
+        typer.echo(json.dumps(told))
+    return 0
 
 
 def _read(file: Path) -> list[dict[str, Any]]:

@@ -2,8 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import torch
 from torch import Tensor
+
+_AS_ON_GPU = ContextVar("as_on_gpu", default=False)
+
+
+@contextmanager
+def as_on_gpu() -> Iterator[None]:
+    """Here everything goes the way of a GPU: Triton's interpreter walks it on a CPU."""
+    token = _AS_ON_GPU.set(True)
+    try:
+        yield
+    finally:
+        _AS_ON_GPU.reset(token)
+
+
+def on_gpu(device: torch.device) -> bool:
+    """Whether work there goes the way of a GPU."""
+    return device.type == "cuda" or _AS_ON_GPU.get()
 
 
 def reads_free(device: torch.device) -> bool:
@@ -11,7 +32,7 @@ def reads_free(device: torch.device) -> bool:
 
     Elsewhere all is worked on at every step, and what has stopped decides as before.
     """
-    return device.type == "cpu"
+    return device.type == "cpu" and not _AS_ON_GPU.get()
 
 
 def some(mask_n: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ _NUCLEUS_GUESS = 256
 
 def fused(device: torch.device) -> bool:
     """Whether Triton's bodies work there: on a GPU, where Triton is installed."""
-    return device.type == "cuda" and find_spec("triton") is not None
+    return host.on_gpu(device) and find_spec("triton") is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -24,11 +25,12 @@ from outrider.config import (
     shown,
 )
 from outrider.decoding import rule_named
-from outrider.drafters import Drafter
+from outrider.drafters import Drafter, NoDrafter
 from outrider.engine import Emitter, Engine, Requests
 from outrider.engine.decoder import as_drafter
 from outrider.engine.settings import tree_budget
-from outrider.errors import EmptyPrompt, InvalidConfig, UnsupportedModel
+from outrider.errors import EmptyPrompt, InvalidConfig, OutriderWarning, UnsupportedModel
+from outrider.llm.first_load import refusal
 from outrider.llm.load import (
     Loaded,
     Placement,
@@ -98,6 +100,10 @@ class LLM:
     """A language model that decodes speculatively; `LLM.load` is the way to get one.
 
     One LLM may be used from several threads: their texts share rounds.
+
+    Attributes:
+        tokenizer: between text and tokens.
+        rule: the verification rule where a request names none; None = what the request asks for.
     """
 
     def __init__(
@@ -124,6 +130,7 @@ class LLM:
         self.rule = rule
         self._target = target
         self._max_texts = max_texts
+        self._refused: str | None = None
         self._grammars = Grammars.of(tokenizer, target.vocab_size)
         engine = Engine(
             target,
@@ -172,6 +179,10 @@ class LLM:
             InvalidConfig: an unknown option, with the nearest known one; a value that cannot be
                 meant; options that contradict each other.
             ModelError, UnsupportedModel, VocabularyMismatch, MissingExtra: what cannot be loaded.
+
+        Under a new version of torch or transformers it is looked into once, in less than a second,
+        whether noise, laws and rules decide as proved. Where they do not nobody guesses, which is
+        warned of; `speculation_refused` has the reason.
         """
         for name in options:
             if name not in OPTIONS:
@@ -205,11 +216,21 @@ class LLM:
         target = cache(lambda: place.load(folder))
         if isinstance(drafter, str):
             drafter = load_drafter(asked, model, tokenizer, place, target)
-        drafter = as_drafter(drafter, target())
+        refused = refusal()
+        drafter = NoDrafter() if refused is not None else as_drafter(drafter, target())
         share_cache(cache_bytes, target(), drafter)
         width = options.get("width", 1)
         k = asked.depth(width if isinstance(width, int) else 1)
-        return cls(target(), tokenizer, drafter, k=k, rule=asked.rule, **options)
+        llm = cls(target(), tokenizer, drafter, k=k, rule=asked.rule, **options)
+        if refused is not None:
+            llm._refused = refused
+            warnings.warn(refused, OutriderWarning, stacklevel=2)
+        return llm
+
+    @property
+    def speculation_refused(self) -> str | None:
+        """Why every text is decoded plainly, whatever was asked for; None where that is not so."""
+        return self._refused
 
     @property
     def target(self) -> Loaded:
@@ -337,6 +358,8 @@ class LLM:
         params = self._spelled(params)
         grammar = self._grammars.compiled(params)
         rule = self.rule if how.rule is None else how.rule
+        if self._refused is not None:
+            how = replace(how, depth=0, drafter=None)
         return [
             Request(
                 tokens,
@@ -394,6 +417,7 @@ class LLM:
             "trees": None if engine.trees is None else asdict(engine.trees),
             "rule": self.rule,
             "lossless": self._requests.lossless,
+            "speculation_refused": self._refused or "no",
         }
 
 

@@ -31,6 +31,7 @@ def test_this_installation_holds(capsys: pytest.CaptureFixture[str]) -> None:
     told = json.loads(capsys.readouterr().out)
     assert told["ok"]
     assert [part["name"] for part in told["parts"]] == [
+        "known answers",
         "golden vectors",
         "beside references",
         "noise addresses",

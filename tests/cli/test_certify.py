@@ -6,9 +6,11 @@ import io
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from outrider.cli.certify_html import command_line
 from tests.cli.conftest import Ran
 
 FEW = ("--budget", "200", "--max-tokens", "6", "--within", "0.3")
@@ -73,3 +75,26 @@ def test_vectors_want_to_be_told_what_to_do(outrider: Callable[..., Ran]) -> Non
     ran = outrider("certify", "vectors")
     assert ran.code == 2
     assert "--emit" in ran.err
+
+
+def test_the_report_as_a_page(
+    outrider: Callable[..., Ran], model: str, prompts: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "page.html"
+    options = ("--model", model, "--drafter", "ngram", "--file", prompts, "--html", str(file))
+    ran = outrider("certify", "model", *options, *FEW)
+    written = file.read_text(encoding="utf-8")
+    assert ran.code == 0
+    assert f"outrider certify model --model {model}" in written
+    nowhere = outrider("certify", "model", "--html", str(tmp_path / "none" / "page.html"))
+    assert nowhere.code == 2
+    assert "no folder" in nowhere.err
+
+
+def test_keys_are_not_in_the_page() -> None:
+    words = ("certify", "endpoint", "--api-key", "k1", "--other-key=k2", "--max-tokens", "3")
+    context = SimpleNamespace(find_root=lambda: SimpleNamespace(obj=words))
+    line = command_line(context)  # type: ignore[arg-type]
+    assert "k1" not in line
+    assert "k2" not in line
+    assert "--max-tokens 3" in line

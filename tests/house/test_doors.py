@@ -26,6 +26,7 @@ DOORS: dict[str, set[str]] = {
     "scipy": {"certify"},
     "llguidance": {"models"},
     "llama_cpp": {"models"},
+    "pytest": {"certify"},
     "triton": {"decoding"},
     "beartype": set(),
 }
@@ -94,3 +95,19 @@ def test_the_mathematics_needs_torch_and_numpy_alone() -> None:
 def test_nothing_is_printed_at_import() -> None:
     modules = [layout.module_of(path) for path in layout.files() if path.name == "__init__.py"]
     assert run("\n".join(f"import {module}" for module in modules)) == ""
+
+
+def test_the_plugin_of_pytest_is_light() -> None:
+    """Every run of pytest loads it, wherever Outrider is installed."""
+    code = "import sys, outrider.certify.pytest_plugin, outrider.certify.testing as t\n"
+    code += "assert callable(t.assert_lossless)\n"
+    code += "print({m.partition('.')[0] for m in sys.modules} & {'torch', 'numpy', 'transformers'})"
+    assert run(code).strip() == "set()"
+
+
+def test_rules_are_certified_without_transformers() -> None:
+    """References, enumeration and golden vectors; and what turns a report into a page."""
+    names = ("paths", "tree_paths", "enumerate", "vectors", "bets", "page.charts", "model.report")
+    code = "\n".join(f"import outrider.certify.{name}" for name in names)
+    code += "\nimport sys; print('transformers' in sys.modules, 'numpy' in sys.modules)"
+    assert run(code).strip() == "False True"

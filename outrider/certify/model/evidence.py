@@ -14,6 +14,8 @@ from outrider.certify.model.looks import looks
 from outrider.certify.model.signatures import Category, Page, signatures
 
 FORBIDDEN = "token that the law forbids"
+POINTS = 200
+"""Of a path that is kept for a report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,12 @@ class Evidence:
         return max(self._looks.most, 1.0 if self._faults is None else self._faults.most) / 2
 
     @property
+    def path(self) -> list[tuple[int, float]]:
+        """`value` on the way: tokens that were looked at, and what it was then."""
+        paths = [self._looks.path, *([] if self._faults is None else [self._faults.path])]
+        return thinned(np.max(paths, axis=0) / 2)
+
+    @property
     def against(self) -> bool:
         """Whether the law is refuted; false alarms come with a chance of at most alpha."""
         return self.value >= 1 / self._alpha
@@ -122,3 +130,9 @@ class Evidence:
 def within(intervals: Sequence[Interval], bound: float) -> bool:
     """Whether every mean is known to be within a bound of 0."""
     return all(interval.most <= bound for interval in intervals)
+
+
+def thinned(path_N: NDArray[np.float64]) -> list[tuple[int, float]]:
+    """Observations and the value after each, at `POINTS` places at most, the last one too."""
+    places = np.unique(np.linspace(0, len(path_N) - 1, POINTS).round().astype(int))
+    return [(int(i) + 1, float(path_N[i])) for i in places if len(path_N)]

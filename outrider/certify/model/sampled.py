@@ -10,7 +10,7 @@ import torch
 
 from outrider.certify.bets import Wealth
 from outrider.certify.model.book import Text
-from outrider.certify.model.evidence import Evidence, within
+from outrider.certify.model.evidence import Evidence, thinned, within
 from outrider.certify.model.looks import looks, names
 from outrider.certify.model.plan import SAMPLED_FROM, Plan, Progress, asked
 from outrider.certify.model.report import Check
@@ -117,6 +117,7 @@ class Sampling:
             "e": evidence.value,
             "furthest": furthest,
             "at most": intervals[furthest].most,
+            "path": evidence.path,
             "looks": {
                 name: {"mean": one.mean, "low": one.low, "high": one.high}
                 for name, one in intervals.items()
@@ -200,7 +201,7 @@ class Sampling:
             points = torch.rand(len(tokens_N), generator=rng, dtype=torch.float64).numpy()
             wealth.bet(looks(page, tokens_N, points))
             tokens += len(tokens_N)
-        numbers = {"planted": planted, "tokens": tokens}
+        numbers = {"planted": planted, "tokens": tokens, "path": thinned(wealth.path / 2)}
         if wealth.most >= enough:
             said = f"a planted bias of {planted:.3g} was found after {tokens} tokens"
             return Check(name, "rule bias", said, numbers)

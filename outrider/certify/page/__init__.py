@@ -1,0 +1,1 @@
+"""A certification as one page of HTML that needs nothing else: no script, picture or network."""
