@@ -45,7 +45,9 @@ class Case:
     sdpa_ms: float
 
 
-def ours(cached: int, rows: int, dtype: torch.dtype, body: Body, align: int) -> Callable[[], object]:
+def ours(
+    cached: int, rows: int, dtype: torch.dtype, body: Body, align: int
+) -> Callable[[], object]:
     """Return one layer's call of the op: `rows` new rows on `cached` committed tokens."""
     cache = CacheManager()
     seq = cache.open(cached + rows)
