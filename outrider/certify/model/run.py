@@ -37,7 +37,7 @@ def certify(
         progress: called with a line now and then.
 
     Raises:
-        EmptyPrompt, InvalidConfig: nothing to certify; a grammar.
+        EmptyPrompt, InvalidConfig: nothing to certify; a grammar; a control it does not have.
         ModelError: the subject returned what is no text.
     """
     plan = Plan() if plan is None else plan
@@ -47,6 +47,7 @@ def certify(
         raise InvalidConfig("temperature=0: greedy texts are certified anyway; name a temperature")
     if any(isinstance(word, str) for word in params.bad_words):
         raise InvalidConfig("bad_words as text: give token ids here, as there is no tokenizer")
+    subject.refuse(params)
     started = time.perf_counter()
     own = replace(
         params, max_tokens=plan.length, n=1, seed=None, stop=(), logprobs=None, logprobs_mode="raw"

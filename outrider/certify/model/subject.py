@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
-from outrider.certify.model.book import Book
+from outrider.certify.model.book import Book, set_controls
 from outrider.config import SamplingParams, as_tokens
 from outrider.errors import InvalidConfig, ModelError
 
@@ -36,6 +36,7 @@ class Subject:
         draft: the draft model's book; None without one, or where it is not to be had.
         near_tie: two logits closer than this may change places by rounding alone.
         seeded: whether a seed is promised to give the same text again.
+        controls: fields of SamplingParams that it has; None = it looks to that itself.
     """
 
     name: str
@@ -45,6 +46,24 @@ class Subject:
     draft: Book | None = None
     near_tie: float = 1e-3
     seeded: bool = True
+    controls: frozenset[str] | None = None
+
+    def refuse(self, params: SamplingParams) -> None:
+        """Says no to what would not be looked at, before any text is made.
+
+        Raises:
+            InvalidConfig: a control that the subject does not have; a grammar.
+        """
+        if params.grammar_source is not None:
+            raise InvalidConfig("laws under a grammar are not certified yet; certify without it")
+        asked = ["temperature", *set_controls(params)]
+        asked += [name for name in ("ignore_eos", "stop_token_ids") if getattr(params, name)]
+        for name in asked if self.controls is not None else ():
+            if name not in (self.controls or ()):
+                raise InvalidConfig(
+                    f"{name}={getattr(params, name)!r}: refused, as {self.name} has no such "
+                    "control in its adapter; leave it out"
+                )
 
     def texts(self, prompts: Prompts, params: SamplingParams, seed: int) -> list[Made]:
         """What it continues prompts with."""
