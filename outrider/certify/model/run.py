@@ -38,6 +38,7 @@ def certify(
 
     Raises:
         EmptyPrompt, InvalidConfig: nothing to certify; a grammar; a control it does not have.
+        PromptTooLong: a text that the target or the draft model could not read.
         ModelError: the subject returned what is no text.
     """
     plan = Plan() if plan is None else plan
@@ -48,6 +49,7 @@ def certify(
     if any(isinstance(word, str) for word in params.bad_words):
         raise InvalidConfig("bad_words as text: give token ids here, as there is no tokenizer")
     subject.refuse(params)
+    subject.hold(prompts, plan.length)
     started = time.perf_counter()
     own = replace(
         params, max_tokens=plan.length, n=1, seed=None, stop=(), logprobs=None, logprobs_mode="raw"

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, cast
 
 from outrider.certify.model.book import Book, set_controls
 from outrider.config import SamplingParams, as_tokens
-from outrider.errors import InvalidConfig, ModelError
+from outrider.errors import InvalidConfig, ModelError, PromptTooLong
 
 Prompts: TypeAlias = Sequence[Sequence[int]]
 Generate: TypeAlias = Callable[[Prompts, SamplingParams, int], Sequence[Any]]
@@ -63,6 +63,21 @@ class Subject:
                 raise InvalidConfig(
                     f"{name}={getattr(params, name)!r}: refused, as {self.name} has no such "
                     "control in its adapter; leave it out"
+                )
+
+    def hold(self, prompts: Prompts, length: int) -> None:
+        """Looks whether the books can read the longest text there may be.
+
+        Raises:
+            PromptTooLong: one of them has a shorter context.
+        """
+        longest = max(map(len, prompts)) + length
+        for name, book in (("target", self.target), ("draft model", self.draft)):
+            most = None if book is None else book.model.max_length
+            if most is not None and longest > most:
+                raise PromptTooLong(
+                    f"texts of {longest} tokens, prompt included, and the {name} reads {most}; "
+                    "give shorter prompts, or ask for fewer tokens"
                 )
 
     def texts(self, prompts: Prompts, params: SamplingParams, seed: int) -> list[Made]:
