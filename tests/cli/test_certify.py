@@ -32,7 +32,7 @@ def test_a_model_is_certified_as_json(
     told = json.loads(ran.out)
     assert (ran.code, told["verdict"]) == (told["exit_code"], "lossless")
     names = [check["name"] for check in told["checks"]]
-    assert names == ["greedy", "ends", "seeds", "logprobs", "sampled law"]
+    assert names == ["greedy", "ends", "seeds", "logprobs", "captured rows", "sampled law"]
     assert told["control"]["evidence"]["planted"] > 0
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 from outrider.certify.model.book import Book, set_controls
+from outrider.certify.model.captured import Capturing
 from outrider.config import SamplingParams, as_tokens
 from outrider.errors import InvalidConfig, ModelError, PromptTooLong
 
@@ -36,6 +37,7 @@ class Subject:
         draft: the draft model's book; None without one, or where it is not to be had.
         near_tie: two logits closer than this may change places by rounding alone.
         seeded: whether a seed is promised to give the same text again.
+        capture: what its rule is given, where it can show that; None = it cannot.
         controls: fields of SamplingParams that it has; None = it looks to that itself.
     """
 
@@ -47,6 +49,7 @@ class Subject:
     near_tie: float = 1e-3
     seeded: bool = True
     controls: frozenset[str] | None = None
+    capture: Capturing | None = None
 
     def refuse(self, params: SamplingParams) -> None:
         """Says no to what would not be looked at, before any text is made.
