@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any
 
 from outrider.certify.adapters import worker
 from outrider.certify.model.book import CONTROLS
@@ -207,7 +207,7 @@ def options_of(texts: Sequence[str]) -> dict[str, Any]:
         if not equals or not name.isidentifier():
             raise InvalidConfig(f"engine option {text!r}: NAME=VALUE is due")
         try:
-            found[name] = cast("Any", json.loads(value))
+            found[name] = json.loads(value)
         except json.JSONDecodeError:
             found[name] = value
     return found

@@ -6,6 +6,7 @@ that is loaded already, too.
 
 from __future__ import annotations
 
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,8 +50,9 @@ def load(
         options: of `generate`, such as `prompt_lookup_num_tokens`.
     """
     import torch
-    import transformers
 
+    # By name: a type checker would take this file for it.
+    transformers: Any = import_module("transformers")
     if threads is not None:
         torch.set_num_threads(threads)
     own = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
@@ -73,8 +75,7 @@ class Transformers:
     """
 
     def __init__(self, model: Any, options: dict[str, Any] | None = None) -> None:
-        import transformers
-
+        transformers: Any = import_module("transformers")
         self._model, self._options = model, options or {}
         self.name = f"transformers {transformers.__version__}"
 

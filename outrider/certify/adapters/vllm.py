@@ -6,6 +6,7 @@ Run by `worker.py` in the engine's Python; imports nothing of Outrider.
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,8 +41,8 @@ def load(model: str, dtype: str = "float32", **options: Any) -> Vllm:
     """
     # A process of its own would outlive a caller that is killed.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    import vllm
-
+    # By name: a type checker would take this file for it.
+    vllm: Any = import_module("vllm")
     return Vllm(vllm, vllm.LLM(model=model, dtype=dtype, **options))
 
 
