@@ -12,6 +12,7 @@ from outrider import SamplingParams
 from outrider.certify.model.book import Book, Text
 from outrider.certify.model.report import Report
 from outrider.certify.model.run import certify
+from outrider.certify.model.sampled import LONGER
 from outrider.certify.model.signatures import Page
 from outrider.certify.model.subject import Made, Prompts
 from outrider.errors import PromptTooLong
@@ -98,6 +99,32 @@ def test_what_looks_like_a_default_is_bias_where_plain_decoding_is_right() -> No
         replace(subject(), generate=Stubborn(temperature=0.6)), PROMPTS, SamplingParams(), COARSE
     )
     assert law_of_texts(report)[0] == "rule bias", told(report)
+
+
+def test_plain_decoding_is_read_no_longer_than_it_takes() -> None:
+    """Forty thousand tokens may be read here; the fault shows after some hundreds."""
+    read = 0
+
+    def plain(prompts: Prompts, params: SamplingParams, seed: int) -> list[Any]:
+        nonlocal read
+        texts = subject().generate(prompts, params, seed)
+        read += sum(len(text.token_ids) for text in texts)
+        return list(texts)
+
+    wrong = replace(subject("likeliest token drafted"), plain=plain)
+    report = certify(wrong, PROMPTS, SamplingParams(), replace(COARSE, within=0.02))
+    assert law_of_texts(report)[0] == "rule bias"
+    most = report.checks[-1].evidence["tokens"] * (LONGER + 2)
+    assert 0 < read < most < 20_000
+
+
+def test_where_two_texts_of_a_seed_part_is_told() -> None:
+    report = certify(subject("seed ignored"), PROMPTS, SamplingParams(), COARSE)
+    (seeds,) = (check for check in report.checks if check.name == "seeds")
+    assert seeds.reproduction is not None
+    told_of = seeds.reproduction
+    assert (told_of["index"] in range(len(PROMPTS)), told_of["position"] >= 0) == (True, True)
+    assert f"token {told_of['position']}" in seeds.said
 
 
 @pytest.mark.parametrize("who", ["target", "draft"])

@@ -115,7 +115,11 @@ class Worker:
             ModelError: it failed, in its own words.
         """
         sent = {name: getattr(params, name) for name in SENT}
-        asked = {"prompts": [list(prompt) for prompt in prompts], "params": sent, "seed": seed}
+        asked = {
+            "prompts": [[int(x) for x in prompt] for prompt in prompts],
+            "params": sent,
+            "seed": seed,
+        }
         texts = self._ask({"do": "generate", **asked})["texts"]
         return [Made(tuple(one["token_ids"]), one["logprobs"]) for one in texts]
 

@@ -29,7 +29,6 @@ SAMPLERS = "temperature", "top_k", "top_p", "min_p", "typ_p"
 """In the order of docs/sampling.md, and none besides."""
 SPECULATION = ("speculation",)
 F32 = "-ctk", "f32", "-ctv", "f32", "-fa", "off"
-PER_SLOT = 1024
 
 
 def load(
@@ -38,6 +37,7 @@ def load(
     speculation: Sequence[str] = (),
     arguments: Sequence[str] = F32,
     slots: int = 4,
+    context: int = 1024,
     threads: int = 1,
 ) -> LlamaCpp:
     """A server on a port of this machine.
@@ -48,9 +48,11 @@ def load(
         speculation: its arguments for that, such as `--spec-type draft-simple -md draft.gguf`.
         arguments: any others; by default keys and values in float32.
         slots: texts at once.
+        context: tokens that each of them may have.
         threads: of the processor.
     """
-    given = ["-m", model, "-t", str(threads), "-tb", str(threads), *arguments, *speculation]
+    rooms = ["-np", str(slots), "-c", str(slots * context)]
+    given = ["-m", model, *rooms, "-t", str(threads), "-tb", str(threads), *arguments, *speculation]
     return LlamaCpp(server, given, slots)
 
 
@@ -65,7 +67,7 @@ class LlamaCpp:
                 server,
                 *arguments,
                 *("--host", "127.0.0.1", "--port", str(self._port), "--no-webui"),
-                *("-np", str(slots), "-c", str(slots * PER_SLOT), "--cache-ram", "0"),
+                *("--cache-ram", "0"),
             ],
             stdin=subprocess.DEVNULL,
             stdout=2,

@@ -19,7 +19,7 @@ MASSES = "top_p", "typical_p"
 COUNTS = "repetition_penalty", "presence_penalty", "frequency_penalty"
 HEATS = 0.6, 0.8, 1.25
 """Times the temperature that is asked for: an engine's own instead of it."""
-OWN = (("top_k", 40), ("top_k", 50), ("top_p", 0.9), ("top_p", 0.95), ("min_p", 0.05))
+OWN = (("top_k", 50), ("min_p", 0.05))
 """Defaults that engines and checkpoints bring along where a request leaves a control off."""
 
 
