@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,10 +14,12 @@ from rich.table import Table
 from outrider.cli import options, terminal
 from outrider.cli.certify_html import Html, check_html, write_html
 from outrider.config import SamplingParams
-from outrider.errors import EmptyPrompt
+from outrider.errors import EmptyPrompt, InvalidConfig
 
 if TYPE_CHECKING:
+    from outrider.certify.adapters.engine import Launch
     from outrider.certify.model.report import Report
+    from outrider.certify.model.subject import Subject
     from outrider.llm import LLM
 
 LAW = SamplingParams()
@@ -62,6 +65,22 @@ def certify_model(
     dtype: options.Dtype = None,
     device: options.Device = None,
     html: Html = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="Another engine to certify: transformers, vllm, llama_cpp, openvino, or a file of "
+            "your own; it is held to --model."
+        ),
+    ] = None,
+    python: Annotated[
+        Path | None, typer.Option(help="The interpreter that the engine is installed for.")
+    ] = None,
+    engine_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--engine-option", "-o", help="Of the engine; may be repeated.", metavar="NAME=VALUE"
+        ),
+    ] = None,
     json_output: options.Json = False,
 ) -> int:
     """Certify a model and its drafter: texts with speculation on, held to the target's law.
@@ -82,6 +101,7 @@ def certify_model(
       outrider certify model --model ./llama --drafter draft:./llama-small --file prompts.txt
       outrider certify model --within 0.05 --json
       outrider certify model --html report.html
+      outrider certify model -m ./llama --engine vllm --python venv/bin/python -o model=./llama
     """
     from outrider.certify.adapters.own import subject
     from outrider.certify.model.plan import Plan
@@ -102,6 +122,7 @@ def certify_model(
         no_repeat_ngram=no_repeat_ngram,
     )
     check_html(html)
+    launch = _launch(engine, python, engine_option or [])
     console = terminal.err()
     loading = options.Loading(
         model,
@@ -117,9 +138,10 @@ def certify_model(
     )
     llm = loading.load()
     prompts = _prompts(llm, file)
-    with console.status("certifying ...") as status:
+    own = subject(llm, resolve_rule(rule, params, trees=trees, lossless=not lossy))
+    with console.status("certifying ...") as status, _certified(own, launch) as certified:
         report = certify(
-            subject(llm, resolve_rule(rule, params, trees=trees, lossless=not lossy)),
+            certified,
             prompts,
             params,
             plan,
@@ -132,6 +154,22 @@ def certify_model(
     else:
         _print(report, terminal.out())
     return report.exit_code
+
+
+def _launch(engine: str | None, python: Path | None, given: list[str]) -> Launch | None:
+    from outrider.certify.adapters.engine import Launch, options_of
+
+    if engine is None:
+        if python is not None or given:
+            raise InvalidConfig("--python and --engine-option are for an --engine; name one")
+        return None
+    return Launch(engine, options_of(given), python)
+
+
+def _certified(own: Subject, launch: Launch | None) -> AbstractContextManager[Subject]:
+    from outrider.certify.adapters.engine import subject
+
+    return nullcontext(own) if launch is None else subject(launch, own)
 
 
 def _prompts(llm: LLM, file: Path | None) -> list[list[int]]:

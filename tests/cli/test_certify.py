@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,8 +12,10 @@ from types import SimpleNamespace
 import pytest
 
 from outrider.cli.certify_html import command_line
+from tests.certify import fake_engine
 from tests.cli.conftest import Ran
 
+FAKE = str(fake_engine.__file__)
 FEW = ("--budget", "200", "--max-tokens", "6", "--within", "0.3")
 
 
@@ -31,7 +34,7 @@ def test_a_model_is_certified_as_json(
     told = json.loads(ran.out)
     assert (ran.code, told["verdict"]) == (told["exit_code"], "lossless")
     names = [check["name"] for check in told["checks"]]
-    assert names == ["greedy", "ends", "seeds", "logprobs", "sampled law"]
+    assert names == ["greedy", "ends", "seeds", "logprobs", "captured rows", "sampled law"]
     assert told["control"]["evidence"]["planted"] > 0
 
 
@@ -41,6 +44,21 @@ def test_a_lossy_rule_is_found(outrider: Callable[..., Ran], prompts: str) -> No
     assert ran.code == 1
     assert "verdict: rule bias" in ran.out
     assert "to see it" in ran.out
+
+
+def test_transformers_is_certified_from_the_command_line(
+    outrider: Callable[..., Ran], model: str, prompts: str
+) -> None:
+    options = ("--model", model, "--drafter", "none", "--file", prompts, "--dtype", "float32")
+    few = ("--budget", "40", "--max-tokens", "6", "--within", "0.5", "--top-k", "20")
+    ours = ("-o", f"model={model}", "-o", "prompt_lookup_num_tokens=3", "-o", "threads=1")
+    ran = outrider("certify", "model", *options, *few, "--engine", "transformers", *ours)
+    assert ran.code in (0, 3), ran.out + ran.err
+    assert "transformers" in ran.out
+    refused = outrider("certify", "model", *options, *few, "--engine", FAKE, "--min-p", "0.1")
+    assert (refused.code, "min_p=0.1: refused" in refused.err) == (2, True)
+    lost = outrider("certify", "model", *options, "--python", sys.executable)
+    assert (lost.code, "name one" in lost.err) == (2, True)
 
 
 def test_a_file_without_prompts(outrider: Callable[..., Ran], model: str, tmp_path: Path) -> None:

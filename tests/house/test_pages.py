@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from itertools import dropwhile
 from pathlib import Path
 
 import pytest
@@ -42,12 +43,15 @@ def check_outrider(words: list[str]) -> None:
 def check_command(line: str) -> None:
     """One command line: every `outrider` in a pipe parses, targets and scripts exist."""
     for part in re.split(r"\s[|]\s|\s&&\s", line):
-        words = [word for word in shlex.split(part) if "=" not in word or word.startswith("-")]
+        # Variables stand in front; behind the program NAME=VALUE is an argument.
+        words = list(dropwhile(lambda word: "=" in word, shlex.split(part)))
         program = words[0].removeprefix(".venv/bin/")
         if program == "outrider":
             check_outrider(words)
         elif program == "make":
-            assert set(words[1:]) <= MAKE_TARGETS, f"{line!r}: no such make target"
+            assert {word for word in words[1:] if "=" not in word} <= MAKE_TARGETS, (
+                f"{line!r}: no such make target"
+            )
         elif "/" in program:
             assert (ROOT / program).is_file(), f"{line!r}: no such script"
         else:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from outrider.certify.model.book import Book
+from outrider.certify.model.captured import NAME, Capture, rows_of, watching
 from outrider.certify.model.subject import Prompts, Subject
 from outrider.config import SamplingParams
 from outrider.drafters import ModelDrafter
@@ -31,6 +32,22 @@ class Own:
         return self.llm.generate([list(p) for p in prompts], each, rule=rule, depth=self.depth)
 
 
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What the rule of chains is given while an LLM makes texts."""
+
+    llm: LLM
+    rule: str | None = None
+
+    def __call__(self, prompts: Prompts, params: SamplingParams, seed: int) -> Capture | None:
+        """Positions with a draft; None of a rule that tests no chains with uniforms."""
+        with watching(self.rule or "coupled") as watched:
+            if watched is None:
+                return None
+            texts = Own(self.llm, NAME)(prompts, params, seed)
+            return Capture(watched.rule, rows_of(watched, prompts, texts, seed))
+
+
 def subject(llm: LLM, rule: str | None = None) -> Subject:
     """An LLM as it is loaded, its target's book beside it, and its draft model's where it has one.
 
@@ -47,4 +64,5 @@ def subject(llm: LLM, rule: str | None = None) -> Subject:
         plain=Own(llm, depth=0),
         draft=draft,
         near_tie=NEAR_TIE if target.info()["dtype"] == "float32" else COARSE_TIE,
+        capture=Captured(llm, rule),
     )

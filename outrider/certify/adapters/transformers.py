@@ -1,18 +1,16 @@
-"""transformers' `generate`, assisted or not."""
+"""transformers' `generate`, with an assistant, with prompt lookup, or plain.
+
+Run by `worker.py` in the engine's Python; imports nothing of Outrider. `Transformers` takes a model
+that is loaded already, too.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
-import torch
-
-from outrider.certify.model.book import set_controls
-from outrider.certify.model.subject import Made, Prompts
-from outrider.config import SamplingParams
-from outrider.errors import UnsupportedModel
-
-NAMES = {
+CONTROLS = {
     "temperature": "temperature",
     "top_k": "top_k",
     "top_p": "top_p",
@@ -22,64 +20,99 @@ NAMES = {
     "no_repeat_ngram": "no_repeat_ngram_size",
     "min_tokens": "min_new_tokens",
 }
-"""Controls that `generate` has, and what it calls them."""
-
-
+"""What `generate` calls them."""
 SAMPLED = "temperature", "top_k", "top_p", "min_p", "typical_p"
 """Those that greedy decoding has no use for."""
+SPECULATION = (
+    "assistant_model",
+    "num_assistant_tokens",
+    "prompt_lookup_num_tokens",
+    "max_matching_ngram_size",
+)
 
 
-@dataclass(frozen=True, slots=True)
+def load(
+    model: str,
+    dtype: str = "float32",
+    assistant_model: str | None = None,
+    num_assistant_tokens: int = 4,
+    threads: int | None = None,
+    **options: Any,
+) -> Transformers:
+    """A causal language model of a folder.
+
+    Args:
+        model: the target's folder.
+        dtype: of the weights.
+        assistant_model: a draft model's folder.
+        num_assistant_tokens: tokens it guesses per round, always so many.
+        threads: of torch; None leaves its own.
+        options: of `generate`, such as `prompt_lookup_num_tokens`.
+    """
+    import torch
+
+    # By name: a type checker would take this file for it.
+    transformers: Any = import_module("transformers")
+    if threads is not None:
+        torch.set_num_threads(threads)
+    own = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
+    if assistant_model is not None:
+        draft = transformers.AutoModelForCausalLM.from_pretrained(assistant_model, dtype=dtype)
+        config: Any = draft.eval().generation_config
+        config.num_assistant_tokens = num_assistant_tokens
+        config.num_assistant_tokens_schedule = "constant"
+        config.assistant_confidence_threshold = 0.0
+        options["assistant_model"] = draft
+    return Transformers(own, options)
+
+
 class Transformers:
-    """A causal language model of transformers, one prompt after another.
+    """A causal language model, one prompt after another: the noise is torch's own.
 
-    Attributes:
+    Args:
         model: the target.
-        options: of `generate`, such as `assistant_model=` or `prompt_lookup_num_tokens=`.
+        options: of `generate`.
     """
 
-    model: Any
-    options: dict[str, Any]
+    def __init__(self, model: Any, options: dict[str, Any] | None = None) -> None:
+        transformers: Any = import_module("transformers")
+        self._model, self._options = model, options or {}
+        self.name = f"transformers {transformers.__version__}"
 
-    def __call__(self, prompts: Prompts, params: SamplingParams, seed: int) -> list[Made]:
-        """The noise is torch's own, begun anew in each call.
+    def __call__(self, prompts: Any, params: Any, seed: int) -> list[Any]:
+        """The texts of some prompts; the noise begins anew in each call."""
+        import torch
 
-        Raises:
-            UnsupportedModel: a control that `generate` does not have.
-        """
         torch.manual_seed(seed)
-        asked = self._asked(params)
-        return [self._text(list(prompt), asked, params.logprobs) for prompt in prompts]
+        with torch.inference_mode():
+            return [self._text(list(prompt), params) for prompt in prompts]
 
-    def _asked(self, params: SamplingParams) -> dict[str, Any]:
-        unknown = [name for name in set_controls(params) if name not in NAMES]
-        unknown += ["ignore_eos"] * params.ignore_eos
-        unknown += ["stop_token_ids"] * bool(params.stop_token_ids)
-        if unknown:
-            raise UnsupportedModel(
-                f"{unknown[0]}: this adapter of transformers' has no such option"
-            )
+    def _text(self, prompt: list[int], params: Any) -> Any:
+        import torch
+
+        ids = torch.tensor([prompt], device=self._model.device)
+        told = params.logprobs is not None
+        out = self._model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            return_dict_in_generate=True,
+            output_logits=told,
+            **self._asked(params),
+        )
+        tokens = out.sequences[0, len(prompt) :].tolist()
+        logprobs = None
+        if told:
+            rows = [row[0].double().log_softmax(-1) for row in out.logits]
+            logprobs = [float(row[token]) for row, token in zip(rows, tokens, strict=True)]
+        return SimpleNamespace(token_ids=tokens, logprobs=logprobs)
+
+    def _asked(self, params: Any) -> dict[str, Any]:
         greedy = params.temperature == 0
         # Every one is named, or the checkpoint's own defaults would take its place (top_k=50).
         asked = {
             theirs: getattr(params, name)
-            for name, theirs in NAMES.items()
+            for name, theirs in CONTROLS.items()
             if not (greedy and name in SAMPLED)
         }
         length = params.max_tokens
-        return {"do_sample": not greedy, **asked, "max_new_tokens": length, **self.options}
-
-    def _text(self, prompt: list[int], asked: dict[str, Any], logprobs: int | None) -> Made:
-        out = self.model.generate(
-            torch.tensor([prompt], device=self.model.device),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64, device=self.model.device),
-            return_dict_in_generate=True,
-            output_logits=logprobs is not None,
-            **asked,
-        )
-        tokens = out.sequences[0, len(prompt) :].tolist()
-        if logprobs is None:
-            return Made(tuple(tokens))
-        rows = [row[0].double().log_softmax(-1) for row in out.logits]
-        told = tuple(float(row[token]) for row, token in zip(rows, tokens, strict=True))
-        return Made(tuple(tokens), told)
+        return {"do_sample": not greedy, **asked, "max_new_tokens": length, **self._options}

@@ -13,7 +13,6 @@ from torch import Tensor
 from outrider.config import SamplingParams
 from outrider.engine.controls import Controls
 from outrider.engine.places import Places
-from outrider.errors import InvalidConfig
 from outrider.models.base import Rows, Target
 from outrider.sequence import Sequence
 from outrider.types import Request
@@ -93,9 +92,6 @@ class Book:
             texts: the texts.
             params: the controls.
             late: how many tokens late the controls learn of a text.
-
-        Raises:
-            InvalidConfig: a grammar, which this book does not follow.
         """
         controls, places = self._controls(texts, params, late)
         return controls.probs(controls.adjusted(logits_NV.double(), places), places.owners)
@@ -108,8 +104,6 @@ class Book:
         return controls.adjusted(logits_NV.double(), places)
 
     def _controls(self, texts: Texts, params: SamplingParams, late: int) -> tuple[Controls, Places]:
-        if params.grammar_source is not None:
-            raise InvalidConfig("laws under a grammar are not certified yet; certify without it")
         ends = frozenset[int]() if params.ignore_eos else frozenset(self.ends)
         sequences = [
             Sequence(i, Request(text.prompt, params), 0, "none", 0, MANY, ends, list(text.prompt))

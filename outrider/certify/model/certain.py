@@ -103,10 +103,10 @@ def seeds(
     """A seed gives the same texts again, those that were `first`, and another seed others."""
     again, other = (subject.texts(prompts, params, seed) for seed in (plan.seed, plan.seed + OTHER))
     where = {"prompts": [list(p) for p in prompts], "params": asked(params), "seed": plan.seed}
-    if subject.seeded and any(
-        one.token_ids != two.token_ids for one, two in zip(first, again, strict=True)
-    ):
-        said = f"seed {plan.seed} gave two different texts"
+    if subject.seeded and (parted := _parted(first, again)) is not None:
+        index, position = parted
+        said = f"seed {plan.seed} gave two different texts, from token {position} of one on"
+        where |= {"index": index, "position": position}
         return Check("seeds", "seed ignored", said, {}, where)
     pairs = zip(prompts, first, other, strict=True)
     if all(one.token_ids == two.token_ids for _, one, two in pairs):
@@ -121,6 +121,16 @@ def seeds(
         )
     told = "a seed gives its texts again, another seed others"
     return Check("seeds", "lossless", told if subject.seeded else "another seed gives other texts")
+
+
+def _parted(first: Sequence[Made], again: Sequence[Made]) -> tuple[int, int] | None:
+    """Which text is another one, and its first token that is; None where all are equal."""
+    for index, (one, two) in enumerate(zip(first, again, strict=True)):
+        if one.token_ids != two.token_ids:
+            pairs = zip(one.token_ids, two.token_ids, strict=False)
+            short = min(len(one.token_ids), len(two.token_ids))
+            return index, next((i for i, (x, y) in enumerate(pairs) if x != y), short)
+    return None
 
 
 def _surprise(subject: Subject, prompt: Sequence[int], text: Made, params: SamplingParams) -> float:

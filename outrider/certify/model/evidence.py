@@ -25,6 +25,7 @@ class Suspect:
     name: str
     category: Category
     log_e: float
+    guessed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +45,25 @@ class Evidence:
         alpha: the chance of a false alarm, and of an interval that misses.
         horizon: tokens at which intervals are to be narrowest.
         seed: of the points within each token's mass.
+        near: logits closer than this may change places by rounding alone.
 
     Attributes:
         told: what each text added.
+        edges: tokens just outside a cut-off, where rounding puts them; no fault is tried on them.
         asked: texts that were asked for, empty ones too: the next one's number.
         tokens: how many were looked at.
     """
 
-    def __init__(self, looked: Sequence[str], alpha: float, horizon: int, seed: int) -> None:
-        self._alpha = alpha
+    def __init__(
+        self, looked: Sequence[str], alpha: float, horizon: int, seed: int, near: float = 0.0
+    ) -> None:
+        self._alpha, self._near = alpha, near
         self._looks, self._means = Wealth(looked), Means(looked, alpha, horizon)
         self._faults: Wealth | None = None
-        self._categories: dict[str, Category] = {}
+        self._known: dict[str, tuple[Category, bool]] = {}
         self._rng = np.random.default_rng(seed)
         self.told: list[Told] = []
-        self.asked = self.tokens = 0
+        self.asked = self.tokens = self.edges = 0
 
     def read(self, page: Page, numbers: Sequence[int]) -> None:
         """Takes in some texts, which have these numbers."""
@@ -69,10 +74,13 @@ class Evidence:
             ratios = [one.probs_N.numpy() / own_N - 1 for one in found]
         # Where the law gives nothing no alternative is needed.
         ratios.append(np.where(own_N > 0, 0.0, np.inf))
-        ratios_NS = np.stack(ratios, 1)
+        edges_N = page.edges(self._near).numpy()
+        self.edges += int(edges_N.sum())
+        # The law itself gives no such token, so that leaving them out favours no alternative.
+        ratios_NS = np.where(edges_N[:, None], 0.0, np.stack(ratios, 1))
         if self._faults is None:
             self._faults = Wealth([*(one.name for one in found), FORBIDDEN], RATIO_STAKES)
-            self._categories = {one.name: one.category for one in found}
+            self._known = {one.name: (one.category, one.guessed) for one in found}
         self._looks.bet(looked_NF)
         self._means.add(looked_NF)
         self._faults.bet(ratios_NS)
@@ -107,14 +115,15 @@ class Evidence:
     def suspect(self) -> Suspect:
         """Whose fault it looks like: the known one that fits best, if it refutes the law itself."""
         faults = {} if self._faults is None else self._faults.logs
-        known = {name: log_e for name, log_e in faults.items() if name in self._categories}
+        known = {name: log_e for name, log_e in faults.items() if name in self._known}
         others = self._looks.logs | {name: faults[name] for name in faults if name not in known}
         name = max(known, key=lambda name: known[name], default="")
         other = max(others, key=lambda name: others[name])
         # A token that the law forbids refutes it at once, and says little about why.
         beats = other == FORBIDDEN or known.get(name, 0.0) >= others[other]
         if beats and known.get(name, 0.0) >= math.log(1 / self._alpha):
-            return Suspect(name, self._categories[name], known[name])
+            category, guessed = self._known[name]
+            return Suspect(name, category, known[name], guessed)
         return Suspect(other, "rule bias", others[other])
 
     def worst(self, name: str) -> Told:

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 
 from outrider.certify.model.book import set_controls
+from outrider.certify.model.captured import captured
 from outrider.certify.model.certain import ends, greedy, logprobs, seeds
 from outrider.certify.model.plan import Plan, Progress
 from outrider.certify.model.report import Check, Report
@@ -25,7 +26,8 @@ def certify(
     """Holds a subject to the law of plain decoding under `params`.
 
     Greedy texts are held to the target's own choice token by token, seeds to their promise,
-    log-probabilities to the target's, and sampled texts, token by token, to the law that the
+    log-probabilities to the target's, what the rule makes of rows it was given to the law that is
+    due there, if the subject can show them, and sampled texts, token by token, to the law that the
     target's book gives given the text before. It stops when the law is refuted or shown to hold
     within `plan.within`, whichever comes first, or when the budget is spent.
 
@@ -37,7 +39,8 @@ def certify(
         progress: called with a line now and then.
 
     Raises:
-        EmptyPrompt, InvalidConfig: nothing to certify; a grammar.
+        EmptyPrompt, InvalidConfig: nothing to certify; a grammar; a control it does not have.
+        PromptTooLong: a text that the target or the draft model could not read.
         ModelError: the subject returned what is no text.
     """
     plan = Plan() if plan is None else plan
@@ -47,6 +50,8 @@ def certify(
         raise InvalidConfig("temperature=0: greedy texts are certified anyway; name a temperature")
     if any(isinstance(word, str) for word in params.bad_words):
         raise InvalidConfig("bad_words as text: give token ids here, as there is no tokenizer")
+    subject.refuse(params)
+    subject.hold(prompts, plan.length)
     started = time.perf_counter()
     own = replace(
         params, max_tokens=plan.length, n=1, seed=None, stop=(), logprobs=None, logprobs_mode="raw"
@@ -58,6 +63,9 @@ def certify(
         seeds(subject, prompts, own, plan, texts),
         logprobs(subject, prompts, own, plan),
     ]
+    capture = None if subject.capture is None else subject.capture(prompts, own, plan.seed)
+    if capture is not None and capture.rows:
+        checks.append(captured(subject.target, capture, own, subject.near_tie))
     for check in checks:
         progress(f"{check.name}: {check.said}")
     if "nats" in checks[2].evidence:

@@ -22,6 +22,8 @@ DRIFT = 0.01
 """A bias that is surely smaller than this, and fits no known fault, is put down to rounding."""
 MOST_DRIFT = 0.1
 """Plain decoding that is off by more than this is off for another reason than rounding."""
+LONGER = 8
+"""Plain decoding is off by less where so many times the tokens do not refute it."""
 AT_ONCE = 1 << 20
 """Numbers in the laws that are looked at together."""
 KEPT_BYTES = 1 << 26
@@ -57,7 +59,8 @@ class Sampling:
         return check, control
 
     def _evidence(self) -> Evidence:
-        return Evidence(self._looked, self._plan.alpha, self._horizon, self._plan.seed)
+        plan, near = self._plan, self._subject.near_tie
+        return Evidence(self._looked, plan.alpha, self._horizon, plan.seed, near)
 
     def _read(self, generate: Generate, evidence: Evidence, done: Callable[[], bool]) -> None:
         """Calls of all prompts, each with a seed of its own, until it is done or spent.
@@ -115,6 +118,7 @@ class Sampling:
         numbers: dict[str, Any] = {
             "tokens": evidence.tokens,
             "e": evidence.value,
+            "at a cut-off": evidence.edges,
             "furthest": furthest,
             "at most": intervals[furthest].most,
             "path": evidence.path,
@@ -142,6 +146,8 @@ class Sampling:
             category, why = "numeric drift", f"it is smaller than {DRIFT}"
         if category == "rule bias" and self._plain_too(evidence):
             category, why = "numeric drift", "plain decoding of the same engine differs as much"
+        if suspect.guessed and self._plain_stands(evidence):
+            category, why = "rule bias", "plain decoding of the same engine has the law that is due"
         told = evidence.worst(suspect.name)
         number = told.number
         where = {
@@ -154,10 +160,19 @@ class Sampling:
         said = f"refuted after {numbers['tokens']} tokens (e = {numbers['e']:.3g}); {why}"
         return Check("sampled law", category, said, numbers, where)
 
+    def _plain_stands(self, evidence: Evidence) -> bool:
+        """Whether texts without speculation are not refuted in many times the tokens."""
+        if self._subject.plain is None:
+            return False
+        plain, most = self._evidence(), LONGER * evidence.tokens
+        self._read(self._subject.plain, plain, lambda: plain.against or plain.tokens >= most)
+        return not plain.against
+
     def _plain_too(self, evidence: Evidence) -> bool:
         """Whether texts without speculation are refuted just as well, and are off by as little.
 
-        Where they are, both go on until they part or the budget is spent.
+        Where they are, both go on until they part or the budget is spent. Texts that are right are
+        read no longer than it takes to see it: refutation takes about as many tokens every time.
         """
         if self._subject.plain is None:
             return False
@@ -167,7 +182,12 @@ class Sampling:
             ours = evidence.intervals()
             return not all(ours[name].meets(one) for name, one in plain.intervals().items())
 
-        self._read(self._subject.plain, plain, lambda: plain.against or apart())
+        most = LONGER * evidence.tokens
+        self._read(
+            self._subject.plain,
+            plain,
+            lambda: plain.against or plain.tokens >= most or apart(),
+        )
         if plain.against and not apart():
             self._read(self._subject.plain, plain, apart)
             self._read(self._subject.generate, evidence, apart)

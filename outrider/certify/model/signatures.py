@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -14,7 +15,12 @@ from outrider.config import SamplingParams
 
 Category = Literal["rule bias", "numeric drift", "control ignored"]
 CUTS = "top_k", "top_p", "min_p", "typical_p"
+MASSES = "top_p", "typical_p"
 COUNTS = "repetition_penalty", "presence_penalty", "frequency_penalty"
+HEATS = 0.6, 0.8, 1.25
+"""Times the temperature that is asked for: an engine's own instead of it."""
+OWN = (("top_k", 50), ("min_p", 0.05))
+"""Defaults that engines and checkpoints bring along where a request leaves a control off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +31,13 @@ class Signature:
         name: what is wrong.
         category: what kind of fault it is.
         probs_N: the chance it gives to the tokens that came.
+        guessed: whether it has values that nobody named: other faults may look alike.
     """
 
     name: str
     category: Category
     probs_N: Tensor
+    guessed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +91,19 @@ class Page:
         """The target's law under other controls, or when they learn of tokens late."""
         return self.target.laws(self.logits_NV, self.texts, params, late)
 
+    def edges(self, near: float) -> Tensor:
+        """Which tokens the law forbids, and would not if rounding moved logits by `near`."""
+        out_N = self.at(self.p_NV) == 0
+        if not bool(out_N.any()):
+            return out_N
+        moved_N1 = torch.full((len(out_N), 1), near, dtype=torch.float64)
+        moved_NV = self.logits_NV.double().scatter_add(1, self.tokens()[:, None], moved_N1)
+        # What is left out of a mass moves by as much as the logits of its tokens.
+        rest = math.exp(-near)
+        masses = {name: 1 - (1 - getattr(self.params, name)) * rest for name in MASSES}
+        law_NV = self.target.laws(moved_NV, self.texts, replace(self.params, **masses))
+        return out_N & (self.at(law_NV) > 0)
+
     def at(self, law_NV: Tensor) -> Tensor:
         """What a law gives to the tokens that came."""
         return law_NV.gather(1, self.tokens()[:, None]).squeeze(1)
@@ -108,6 +129,15 @@ def _of_controls(page: Page) -> Iterator[Signature]:
     for name in set_controls(params):
         ignored_NV = page.law(without(params, name))
         yield Signature(f"{name} ignored", "control ignored", page.at(ignored_NV))
+    for heat in HEATS:
+        name = f"a temperature near {params.temperature * heat:g}, not {params.temperature:g}"
+        other_NV = page.law(replace(params, temperature=params.temperature * heat))
+        yield Signature(name, "control ignored", page.at(other_NV), guessed=True)
+    for control, value in OWN:
+        if control not in set_controls(params):
+            name = f"a {control} near {value:g}, which nobody asked for"
+            other_NV = page.law(replace(params, **{control: value}))
+            yield Signature(name, "control ignored", page.at(other_NV), guessed=True)
     if any(name in COUNTS for name in set_controls(params)):
         for late in 1, 2:
             name = f"penalties counted {late} late"

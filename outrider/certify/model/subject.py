@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
-from outrider.certify.model.book import Book
+from outrider.certify.model.book import Book, set_controls
+from outrider.certify.model.captured import Capturing
 from outrider.config import SamplingParams, as_tokens
-from outrider.errors import InvalidConfig, ModelError
+from outrider.errors import InvalidConfig, ModelError, PromptTooLong
 
 Prompts: TypeAlias = Sequence[Sequence[int]]
 Generate: TypeAlias = Callable[[Prompts, SamplingParams, int], Sequence[Any]]
@@ -36,6 +37,8 @@ class Subject:
         draft: the draft model's book; None without one, or where it is not to be had.
         near_tie: two logits closer than this may change places by rounding alone.
         seeded: whether a seed is promised to give the same text again.
+        capture: what its rule is given, where it can show that; None = it cannot.
+        controls: fields of SamplingParams that it has; None = it looks to that itself.
     """
 
     name: str
@@ -45,6 +48,40 @@ class Subject:
     draft: Book | None = None
     near_tie: float = 1e-3
     seeded: bool = True
+    controls: frozenset[str] | None = None
+    capture: Capturing | None = None
+
+    def refuse(self, params: SamplingParams) -> None:
+        """Says no to what would not be looked at, before any text is made.
+
+        Raises:
+            InvalidConfig: a control that the subject does not have; a grammar.
+        """
+        if params.grammar_source is not None:
+            raise InvalidConfig("laws under a grammar are not certified yet; certify without it")
+        asked = ["temperature", *set_controls(params)]
+        asked += [name for name in ("ignore_eos", "stop_token_ids") if getattr(params, name)]
+        for name in asked if self.controls is not None else ():
+            if name not in (self.controls or ()):
+                raise InvalidConfig(
+                    f"{name}={getattr(params, name)!r}: refused, as {self.name} has no such "
+                    "control in its adapter; leave it out"
+                )
+
+    def hold(self, prompts: Prompts, length: int) -> None:
+        """Looks whether the books can read the longest text there may be.
+
+        Raises:
+            PromptTooLong: one of them has a shorter context.
+        """
+        longest = max(map(len, prompts)) + length
+        for name, book in (("target", self.target), ("draft model", self.draft)):
+            most = None if book is None else book.model.max_length
+            if most is not None and longest > most:
+                raise PromptTooLong(
+                    f"texts of {longest} tokens, prompt included, and the {name} reads {most}; "
+                    "give shorter prompts, or ask for fewer tokens"
+                )
 
     def texts(self, prompts: Prompts, params: SamplingParams, seed: int) -> list[Made]:
         """What it continues prompts with."""

@@ -1,0 +1,138 @@
+"""Whose fault it is: rounding at a cut-off, an engine's own defaults, books too short to read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from outrider import SamplingParams
+from outrider.certify.model.book import Book, Text
+from outrider.certify.model.report import Report
+from outrider.certify.model.run import certify
+from outrider.certify.model.sampled import LONGER
+from outrider.certify.model.signatures import Page
+from outrider.certify.model.subject import Made, Prompts
+from outrider.errors import PromptTooLong
+from tests.certify.faulty import END, VOCAB, subject
+from tests.certify.test_model import COARSE, PROMPTS, told
+from tests.engine.control_laws import Table
+
+NEAR = 0.25
+"""What rounding to bfloat16 moves the logits of `faulty` by, at most."""
+
+
+class Stubborn:
+    """The right engine with other values than it is asked for, sampling alone."""
+
+    def __init__(self, **own: Any) -> None:
+        self.own = own
+
+    def __call__(self, prompts: Prompts, params: SamplingParams, seed: int) -> list[Made]:
+        asked = params if params.temperature == 0 else replace(params, **self.own)
+        return subject().generate(prompts, asked, seed)  # type: ignore[return-value]
+
+
+def law_of_texts(report: Report) -> tuple[str, str]:
+    """The verdict on sampled texts, and what fits."""
+    check = report.checks[-1]
+    return check.verdict, str(check.evidence.get("fits", ""))
+
+
+def test_rounding_at_a_cut_off_is_no_control_ignored() -> None:
+    rough = replace(subject(rounded=True), near_tie=NEAR)
+    report = certify(rough, PROMPTS, SamplingParams(top_k=8), COARSE)
+    verdict, _ = law_of_texts(report)
+    assert verdict in ("lossless", "numeric drift"), told(report)
+    assert report.checks[-1].evidence["at a cut-off"] > 0
+
+
+def test_a_cut_off_that_is_ignored_is_found_in_coarse_numbers_too() -> None:
+    wild = Stubborn(top_k=0)
+    coarse = replace(subject(rounded=True), generate=wild, plain=wild, near_tie=NEAR)
+    report = certify(coarse, PROMPTS, SamplingParams(top_k=8), COARSE)
+    assert law_of_texts(report) == ("control ignored", "top_k ignored"), told(report)
+
+
+@pytest.mark.parametrize(
+    ("params", "edge"),
+    [
+        (SamplingParams(top_k=2), {1}),
+        (SamplingParams(top_p=0.7), {1}),
+        (SamplingParams(min_p=0.8), {1}),
+        # What is forbidden by name is not nearly allowed.
+        (SamplingParams(bad_words=((7, 1),)), set[int]()),
+        (SamplingParams(), set[int]()),
+    ],
+)
+def test_the_edge_of_a_cut_off(params: SamplingParams, edge: set[int]) -> None:
+    """Logits of 3, 2.9, 2.7 and 0: the third is just outside, the last far away."""
+    row_V = torch.tensor([2.9, 2.7, 3.0, 0.0], dtype=torch.float64)
+    book = Book(Table(row_V.expand(8, 4)))
+    found = set[int]()
+    for token in range(4):
+        page = Page.of([Text((7,), (token,))], params, book)
+        found |= {token} if bool(page.edges(NEAR)[0]) else set()
+        assert not bool(page.edges(1e-6).any())
+    assert found == edge
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [({"temperature": 0.6}, "temperature near 0.6"), ({"top_k": 6}, ""), ({"min_p": 0.1}, "")],
+)
+def test_an_engines_own_defaults_are_controls_ignored(own: dict[str, Any], words: str) -> None:
+    """Nothing is set in the request, so that there is no control to leave out."""
+    stubborn = Stubborn(**own)
+    report = certify(
+        replace(subject(), generate=stubborn, plain=stubborn), PROMPTS, SamplingParams(), COARSE
+    )
+    verdict, fits = law_of_texts(report)
+    assert verdict == "control ignored", told(report)
+    assert words in fits
+
+
+def test_what_looks_like_a_default_is_bias_where_plain_decoding_is_right() -> None:
+    report = certify(
+        replace(subject(), generate=Stubborn(temperature=0.6)), PROMPTS, SamplingParams(), COARSE
+    )
+    assert law_of_texts(report)[0] == "rule bias", told(report)
+
+
+def test_plain_decoding_is_read_no_longer_than_it_takes() -> None:
+    """Forty thousand tokens may be read here; the fault shows after some hundreds."""
+    read = 0
+
+    def plain(prompts: Prompts, params: SamplingParams, seed: int) -> list[Any]:
+        nonlocal read
+        texts = subject().generate(prompts, params, seed)
+        read += sum(len(text.token_ids) for text in texts)
+        return list(texts)
+
+    wrong = replace(subject("likeliest token drafted"), plain=plain)
+    report = certify(wrong, PROMPTS, SamplingParams(), replace(COARSE, within=0.02))
+    assert law_of_texts(report)[0] == "rule bias"
+    most = report.checks[-1].evidence["tokens"] * (LONGER + 2)
+    assert 0 < read < most < 20_000
+
+
+def test_where_two_texts_of_a_seed_part_is_told() -> None:
+    report = certify(subject("seed ignored"), PROMPTS, SamplingParams(), COARSE)
+    (seeds,) = (check for check in report.checks if check.name == "seeds")
+    assert seeds.reproduction is not None
+    told_of = seeds.reproduction
+    assert (told_of["index"] in range(len(PROMPTS)), told_of["position"] >= 0) == (True, True)
+    assert f"token {told_of['position']}" in seeds.said
+
+
+@pytest.mark.parametrize("who", ["target", "draft"])
+def test_a_context_shorter_than_the_texts(who: str) -> None:
+    class Short(Table):
+        max_length = 10
+
+    one = subject()
+    short = Book(Short(torch.zeros(VOCAB, VOCAB, dtype=torch.float64)), (END,))
+    with pytest.raises(PromptTooLong, match=r"17 tokens.*reads 10"):
+        certify(replace(one, **{who: short}), PROMPTS, SamplingParams(), COARSE)
