@@ -68,8 +68,12 @@ class Sampling:
         while evidence.tokens < self._horizon:
             number = evidence.asked
             seed = self._seed(number)
-            width = self._subject.target.model.vocab_size
-            texts = made(generate, self._prompts, self._params, seed, width)
+            target = self._subject.target
+            try:
+                texts = made(generate, self._prompts, self._params, seed, target)
+            except KeyboardInterrupt:
+                # What was seen so far is a result.
+                return
             before = evidence.tokens
             numbers = [number + i for i, text in enumerate(texts) if text.token_ids]
             came = [
@@ -77,10 +81,10 @@ class Sampling:
                 for prompt, text in zip(self._prompts, texts, strict=True)
                 if text.token_ids
             ]
-            at_once = max(1, AT_ONCE // (self._plan.length * width))
+            at_once = max(1, AT_ONCE // (self._plan.length * target.width))
             for start in range(0, len(came), at_once):
                 part = slice(start, start + at_once)
-                page = Page.of(came[part], self._params, self._subject.target, self._subject.draft)
+                page = Page.of(came[part], self._params, target, self._subject.draft)
                 evidence.read(page, numbers[part])
                 self._keep(page)
             evidence.asked += len(self._prompts)
