@@ -83,7 +83,7 @@ def certify_endpoint(
     near_tie: Annotated[
         float, typer.Option(help="Nats by which rounding may move a log-probability.")
     ] = 0.1,
-    at_once: Annotated[int, typer.Option(help="Requests under way together.")] = 8,
+    at_once: Annotated[int, typer.Option(help="Requests under way together.")] = 32,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for one answer.")] = 120.0,
     seed: Annotated[int, typer.Option(help="Of the first text.")] = 1,
     json_output: options.Json = False,

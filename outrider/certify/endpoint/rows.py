@@ -40,29 +40,35 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A law over told tokens, and over `REST`.
+    """A law over told tokens, and over `REST` where its mass is known.
 
     Attributes:
-        tokens, probs: the law; it lacks nothing.
+        tokens, probs: the law; where it is not whole, the law given that one of `ranked` comes.
         scores: what greedy decoding takes the largest of.
         rest_score: the largest that a token which was not told may have beside them.
-        sure: False where it is the law of told tokens alone, which a token that was not told says
-            nothing about, or where it cannot be known which tokens are cut off.
+        whole: whether any other token is forbidden.
+        ranked: tokens of which it is known whether they are cut off.
     """
 
     tokens: NDArray[np.int64]
     probs: FloatArray
     scores: FloatArray
     rest_score: float
-    sure: bool
+    whole: bool
+    ranked: NDArray[np.int64]
+
+    def judges(self, came: int) -> bool:
+        """Whether this law says something about a token that came."""
+        return self.whole or bool((self.ranked == came).any())
 
 
 def known(row: Row, params: SamplingParams, counts: Mapping[int, int]) -> Known:
     """The law under temperature, presence and frequency penalty, logit bias, top_k, top_p, min_p.
 
-    Where a cut-off keeps told tokens alone, or nothing but the mass of the others matters, it is
-    the whole law. Else it is the law given that one of the told tokens comes, which is as good a
-    null as long as it is bet on when one of them came.
+    Tokens that were not told are each at most as likely as the last one that was. Where that says
+    which tokens the cut-offs keep, or no cut-off is set and the mass of the others is known, the
+    law is whole. Else it is the law given that one of the tokens comes whose rank is known, which
+    is as good a null, bet on when one of them came.
 
     Args:
         row: what was told.
@@ -71,7 +77,7 @@ def known(row: Row, params: SamplingParams, counts: Mapping[int, int]) -> Known:
     """
     if not len(row.tokens):
         nothing = np.zeros(0)
-        return Known(row.tokens, nothing, nothing, 0.0, False)
+        return Known(row.tokens, nothing, nothing, 0.0, False, row.tokens)
     bias = dict(params.bias_pairs)
     often = np.array([counts.get(int(x), 0) for x in row.tokens], dtype=np.float64)
     shift = np.array([bias.get(int(x), 0.0) for x in row.tokens])
@@ -80,23 +86,26 @@ def known(row: Row, params: SamplingParams, counts: Mapping[int, int]) -> Known:
     order = np.argsort(-scores, kind="stable")
     tokens, scores = row.tokens[order], scores[order]
     moved = bool(bias or params.frequency_penalty or params.presence_penalty)
-    # Tokens that were not told are below this one, unless something lifts them.
     lifts = max((0.0, *bias.values())) or min(params.frequency_penalty, params.presence_penalty) < 0
     bound = math.inf if lifts else float(row.logprobs[-1])
     rest_score = min(bound, float(scores[0]))
     heat = params.temperature or 1.0
     weights = np.exp((scores - scores[0]) / heat)
     least, most = _mass_left(row, heat, float(scores[0]), bound, moved)
-    found = [_kept(scores, weights, rest, bound, params) for rest in (least, most)]
-    (count, closed), (other, _) = found
-    if closed and count == other and math.isfinite(bound):
-        kept = weights[:count]
-        return Known(tokens[:count], kept / kept.sum(), scores[:count], rest_score, True)
     cut = bool(params.top_k or params.top_p < 1 or params.min_p)
     if not cut and least == most:
         whole = np.append(weights, least)
-        return Known(np.append(tokens, REST), whole / whole.sum(), scores, rest_score, True)
-    return Known(tokens, weights / weights.sum(), scores, rest_score, False)
+        named = np.append(tokens, REST)
+        return Known(named, whole / whole.sum(), scores, rest_score, True, tokens)
+    ranked = int((scores >= bound).sum()) if cut else len(scores)
+    beyond = float(weights[ranked:].sum())
+    some = weights[:ranked]
+    (count, closed), (other, also) = (
+        _kept(some, rest, params) for rest in (least + beyond, most + beyond)
+    )
+    law = weights[:count] / weights[:count].sum() if count else weights[:0]
+    sure = tokens[:ranked] if count == other else tokens[:0]
+    return Known(tokens[:count], law, scores, rest_score, closed and also and count == other, sure)
 
 
 def _mass_left(row: Row, heat: float, top: float, bound: float, moved: bool) -> tuple[float, float]:
@@ -116,26 +125,26 @@ def _mass_left(row: Row, heat: float, top: float, bound: float, moved: bool) -> 
     return 0.0, left * math.exp(bound * (1 / heat - 1) - top / heat)
 
 
-def _kept(
-    scores: FloatArray, weights: FloatArray, rest: float, bound: float, params: SamplingParams
-) -> tuple[int, bool]:
-    """How many told tokens the cut-offs keep, and whether they surely keep no other."""
-    count, closed = len(scores), False
-    if 0 < params.top_k <= count and scores[params.top_k - 1] >= bound:
-        count = int((scores >= scores[params.top_k - 1]).sum())
+def _kept(weights: FloatArray, rest: float, params: SamplingParams) -> tuple[int, bool]:
+    """How many of the likeliest tokens the cut-offs keep, and whether they keep no other.
+
+    Args:
+        weights: of tokens that are likelier than all others, likeliest first.
+        rest: what the others weigh together.
+        params: the controls.
+    """
+    count, closed = len(weights), False
+    if not count:
+        return 0, False
+    if 0 < params.top_k <= count:
+        count = int((weights >= weights[params.top_k - 1]).sum())
         closed, rest = True, 0.0
-    elif params.top_k:
-        return count, False
     if params.top_p < 1:
-        upto = weights[:count].cumsum() / (weights[:count].sum() + rest)
-        reached = upto >= params.top_p
+        reached = weights[:count].cumsum() >= params.top_p * (weights[:count].sum() + rest)
         if reached.any():
-            count = int(reached.argmax()) + 1
-            closed = closed or bool(scores[count - 1] >= bound)
-        elif not closed:
-            return count, False
+            count, closed = int(reached.argmax()) + 1, True
     if params.min_p:
-        count = min(count, int((weights >= params.min_p * weights[0]).sum()))
-        heat = params.temperature or 1.0
-        closed = closed or (bound - scores[0]) / heat < math.log(params.min_p)
+        above = int((weights >= params.min_p * weights[0]).sum())
+        if above < count:
+            count, closed = above, True
     return count, closed

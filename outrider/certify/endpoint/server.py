@@ -66,7 +66,7 @@ class Server:
     model: str = "default"
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
     key: str | None = None
-    at_once: int = 8
+    at_once: int = 32
     timeout_s: float = 120.0
     meter: Meter = field(default_factory=Meter)
     taken: Mapping[str, Any] = field(default_factory=lambda: {**OFF, **IDS})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -19,6 +19,7 @@ from outrider.certify.model.subject import Made, Prompts
 from outrider.config import SamplingParams
 from outrider.errors import EndpointError, InvalidConfig
 
+Judged: TypeAlias = tuple[Row, Known, bool]
 Places: TypeAlias = list[tuple[tuple[int, ...], Row]]
 KEPT_PLACES = 512
 """Places that may be asked for once more."""
@@ -62,8 +63,8 @@ class ToldLaws:
     """The laws that answers told, text by text.
 
     Attributes:
-        params: the controls whose law is due; of a text whose token cannot be judged under them
-            the law is sure of that token, so that nothing can be won or lost by it.
+        params: the controls whose law is due; where it says nothing about a token, laws are sure
+            of that token, so that nothing can be won or lost by it.
         processed: whether what is told is the law after the controls.
         vocabulary: the tokens.
     """
@@ -104,44 +105,42 @@ class ToldLaws:
         self, logits_NV: Tensor, texts: Texts, params: SamplingParams, late: int = 0
     ) -> Tensor:
         """The laws `[N, V]`, float64."""
-        parts: list[tuple[np.ndarray, np.ndarray]] = []
-        for row, law in self._known(texts, params, late):
-            if law is None:
-                parts.append((np.array([row.came]), np.ones(1)))
-            else:
-                parts.append((law.tokens, law.probs))
+        parts = [
+            (law.tokens, law.probs) if judged else (np.array([row.came]), np.ones(1))
+            for row, law, judged in self._known(texts, params, late)
+        ]
         return self._dense(parts, 0.0)
 
     def scores(
         self, logits_NV: Tensor, texts: Texts, params: SamplingParams, late: int = 0
     ) -> Tensor:
         """Log-probabilities after bias and penalties, `[N, V]`; of a token not told, its most."""
+        uncut = self._asked(replace(params, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0))
         parts: list[tuple[np.ndarray, np.ndarray]] = []
-        for row, law in self._known(texts, params, late):
-            if law is None or not len(law.scores):
-                parts.append((np.array([row.came]), np.zeros(1)))
-                continue
-            tokens = law.tokens[: len(law.scores)]
-            parts.append((np.append(tokens, REST), np.append(law.scores, law.rest_score)))
+        for row, before in self._each(texts, late):
+            law = known(row, uncut, before)
+            told = law.tokens[law.tokens != REST]
+            parts.append((np.append(told, REST), np.append(law.scores, law.rest_score)))
         return self._dense(parts, -torch.inf)
 
-    def _known(
-        self, texts: Texts, params: SamplingParams, late: int
-    ) -> list[tuple[Row, Known | None]]:
-        """Each token's row and law; no law where it cannot be judged."""
-        params, due = self._asked(params), self._due
-        found: list[tuple[Row, Known | None]] = []
+    def judged(self, texts: Texts) -> Tensor:
+        """Of which tokens the law that is due says something, `[N]`."""
+        return torch.tensor([judged for _, _, judged in self._known(texts, self.params, 0)])
+
+    def _known(self, texts: Texts, params: SamplingParams, late: int) -> Iterator[Judged]:
+        """Each token's row and law, and whether the law that is due says something about it."""
+        asked = self._asked(params)
+        pairs = zip(self._each(texts, 0), self._each(texts, late), strict=True)
+        for (row, before), (_, heard) in pairs:
+            due = known(row, self._due, before)
+            same = asked == self._due and not late
+            yield row, due if same else known(row, asked, heard), due.judges(row.came)
+
+    def _each(self, texts: Texts, late: int) -> Iterator[tuple[Row, Counter[int]]]:
+        """Each token's row, and the tokens before it that the controls have heard of."""
         for text in texts:
-            output = text.output
-            for i, row in enumerate(self._rows[text.prompt, output]):
-                own = known(row, due, Counter(output[:i]))
-                if not own.sure and (row.came == REST or row.came not in own.tokens or _cut(due)):
-                    found.append((row, None))
-                elif params == due and not late:
-                    found.append((row, own))
-                else:
-                    found.append((row, known(row, params, Counter(output[: max(0, i - late)]))))
-        return found
+            for i, row in enumerate(self._rows[text.prompt, text.output]):
+                yield row, Counter(text.output[: max(0, i - late)])
 
     def _asked(self, params: SamplingParams) -> SamplingParams:
         if self.processed:
@@ -154,10 +153,6 @@ class ToldLaws:
         for row_V, (tokens, values) in zip(rows_NV, parts, strict=True):
             row_V[torch.from_numpy(tokens)] = torch.from_numpy(values)
         return rows_NV
-
-
-def _cut(params: SamplingParams) -> bool:
-    return bool(params.top_k or params.top_p < 1 or params.min_p)
 
 
 @dataclass(slots=True)
@@ -224,7 +219,7 @@ class Told:
             self.places += [((*start, *ids[:i]), row) for i, row in enumerate(rows) if i]
         return Made(self.laws.note(prompt, rows), one.logprobs)
 
-    def _row(self, name: Name, top: dict[Name, float]) -> Row:
+    def _row(self, name: Name, top: Mapping[Name, float]) -> Row:
         """The likeliest tokens; names that may be several tokens count as not told."""
         finite = [(x, number) for x, number in top.items() if number > -1e30]
         # The token itself is told beside the likeliest ones: it is not one of them.

@@ -80,6 +80,10 @@ class Laws(Protocol):
         """The same up to temperature: what greedy decoding takes the largest of, float64."""
         ...
 
+    def judged(self, texts: Texts) -> Tensor:
+        """Of which tokens the law is known, `[N]`."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Book:
@@ -141,6 +145,10 @@ class Book:
         """The same up to temperature: what greedy decoding takes the largest of, float64."""
         controls, places = self._controls(texts, params, late)
         return controls.adjusted(logits_NV.double(), places)
+
+    def judged(self, texts: Texts) -> Tensor:
+        """Of which tokens the law is known, `[N]`: of all."""
+        return torch.ones(sum(len(text.output) for text in texts), dtype=torch.bool)
 
     def _controls(self, texts: Texts, params: SamplingParams, late: int) -> tuple[Controls, Places]:
         if params.grammar_source is not None:

@@ -74,7 +74,7 @@ class Sampling:
             except KeyboardInterrupt:
                 # What was seen so far is a result.
                 return
-            before = evidence.tokens
+            before = evidence.read_tokens
             numbers = [number + i for i, text in enumerate(texts) if text.token_ids]
             came = [
                 Text(tuple(prompt), text.token_ids)
@@ -88,7 +88,7 @@ class Sampling:
                 evidence.read(page, numbers[part])
                 self._keep(page)
             evidence.asked += len(self._prompts)
-            if done() or evidence.tokens == before:
+            if done() or evidence.read_tokens == before:
                 return
             if evidence.tokens >= shown:
                 shown = evidence.tokens + self._horizon // 10
