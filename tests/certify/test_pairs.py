@@ -1,4 +1,4 @@
-"""Two sides' texts: alarms are as rare as declared, faults are found about as soon as they can be."""
+"""Two sides' texts: alarms are as rare as declared, faults are found nearly as soon as can be."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def false_alarms(runs: int, pairs: int) -> int:
 
 
 def test_one_law_raises_no_more_alarms_than_declared() -> None:
-    assert false_alarms(60, 160) <= 60 * ALPHA + 2 * math.sqrt(60 * ALPHA)
+    assert false_alarms(40, 128) <= 40 * ALPHA + 2 * math.sqrt(40 * ALPHA)
 
 
 @pytest.mark.slow
@@ -65,15 +65,15 @@ def test_two_thousand_runs_of_one_law_keep_the_level() -> None:
 def test_bets_on_what_is_known_already_would_raise_many() -> None:
     """The negative control: looks that have learned from the texts they are bet on."""
     law_VV, alarms = chain(), 0
-    for run in range(20):
+    for run in range(8):
         rng, evidence = np.random.default_rng(run), Paired(ALPHA, 320)
-        while evidence.pairs < 320:
+        while evidence.pairs < 320 and not evidence.against:
             on_NL, off_NL = drawn(law_VV, rng), drawn(law_VV, rng)
             for _ in range(4):
                 evidence.habits.learn(on_NL, off_NL)
             evidence.read(on_NL, off_NL)
         alarms += evidence.against
-    assert alarms > 10
+    assert alarms > 4
 
 
 def fixed_size(by: float) -> float:

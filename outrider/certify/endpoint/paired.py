@@ -28,6 +28,8 @@ from outrider.certify.model.report import Check
 from outrider.certify.model.sampled import DRIFT
 from outrider.config import SamplingParams
 
+ALIKE = 2.0
+"""How far tokens of a text go together: means over n of them vary like those of n / 2."""
 DRAWN_AT_ONCE = 64
 """Pairs of texts that the negative control draws together."""
 
@@ -230,8 +232,8 @@ def pairs_needed(plan: Plan) -> int:
     if plan.budget is not None:
         return max(1, plan.budget // (2 * plan.length))
     # `needed` counts a variance of 1/4; a difference of two means over a text's tokens has twice
-    # that over their number, if they go their own ways. Stakes are bounded, which takes as long.
-    varied = 2 * needed(len(LOOKS), plan.alpha, plan.within) / plan.length
+    # that over their number, were they independent. Stakes are bounded, which takes time too.
+    varied = 2 * ALIKE * needed(len(LOOKS), plan.alpha, plan.within) / plan.length
     return math.ceil(varied + 4 * math.log(2 * len(LOOKS) / plan.alpha) / BOLDEST / plan.within)
 
 
