@@ -127,9 +127,8 @@ def certify_endpoint(
             raise InvalidConfig(f"{name}={number}: at least 1 is needed")
 
     def server(where: str, switch: str | None) -> Server:
-        address = completions_url(where)
+        address, extra = completions_url(where), _fields(switch)
         name = served or next(iter(served_models(address, api_key)), "default")
-        extra = _fields(switch)
         return Server(address, name, extra, api_key, at_once, timeout)
 
     plain = None

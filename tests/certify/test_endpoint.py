@@ -20,7 +20,7 @@ from tests.certify.faulty import END, PARAMS, VOCAB
 from tests.certify.served import LETTERS, ids_of, reference, settings
 from tests.certify.server import Settings, serving
 
-PROMPTS = [LETTERS[i] for i in range(VOCAB) if i != END]
+PROMPTS = [LETTERS[i] for i in range(0, VOCAB, 2) if i != END]
 COARSE = Plan(within=0.15, alpha=0.01)
 OFF = {"speculate": False}
 MODES = "model", "log-probabilities", "pairs"
@@ -70,24 +70,29 @@ def test_a_right_server_is_lossless(mode: str) -> None:
 
 
 FOUND = {
-    ("model", "raw law of a truncated draft"): "rule bias",
     ("model", "temperature ignored"): "control ignored",
-    ("model", "seed ignored"): "seed ignored",
-    ("log-probabilities", "likeliest token drafted"): "rule bias",
-    ("log-probabilities", "min_p ignored"): "control ignored",
-    ("log-probabilities", "penalties once a round"): "control ignored",
     ("log-probabilities", "logprobs of the draft"): "control ignored",
-    ("log-probabilities", "one seed for all"): "seed ignored",
+    ("log-probabilities", "likeliest token drafted"): "rule bias",
     ("pairs", "likeliest token drafted"): "rule bias",
-    ("pairs", "min_p ignored"): "control ignored",
     ("pairs", "one seed for all"): "seed ignored",
 }
+LATER = {
+    ("model", "raw law of a truncated draft"): "rule bias",
+    ("model", "seed ignored"): "seed ignored",
+    ("log-probabilities", "min_p ignored"): "control ignored",
+    ("log-probabilities", "penalties once a round"): "control ignored",
+    ("log-probabilities", "one seed for all"): "seed ignored",
+    ("pairs", "min_p ignored"): "control ignored",
+}
+"""As quick, but many."""
 
 
-@pytest.mark.parametrize(("mode", "fault"), FOUND)
+@pytest.mark.parametrize(
+    ("mode", "fault"), [*FOUND, *(pytest.param(*one, marks=pytest.mark.slow) for one in LATER)]
+)
 def test_a_planted_fault_gets_its_verdict(mode: str, fault: str) -> None:
     report = certified(settings(fault), mode)
-    assert (report.verdict, report.exit_code) == (FOUND[mode, fault], 1), told(report)
+    assert (report.verdict, report.exit_code) == ((FOUND | LATER)[mode, fault], 1), told(report)
     shown = [check.reproduction for check in report.checks if check.verdict == report.verdict]
     assert any(shown), told(report)
     json.dumps(report.as_dict())
@@ -113,29 +118,32 @@ def test_a_small_fault_gets_its_verdict(mode: str, fault: str) -> None:
     assert report.verdict == FINE[mode, fault], told(report)
 
 
-@pytest.mark.parametrize("style", ["llama.cpp", "text"])
+@pytest.mark.parametrize("style", [pytest.param("llama.cpp", marks=pytest.mark.slow), "text"])
 def test_tokens_told_in_other_ways(style: str) -> None:
     report = certified(settings("temperature ignored", style), "log-probabilities")
     assert report.verdict == "control ignored", told(report)
 
 
-@pytest.mark.parametrize("fault", ["stop", "max_tokens", "top_k"])
-def test_a_control_that_a_server_forgets(fault: str) -> None:
-    served = settings(faults=(f"{fault} ignored",))
+def test_controls_that_a_server_forgets() -> None:
+    forgotten = "stop", "max_tokens", "top_k"
+    served = settings(faults=tuple(f"{name} ignored" for name in forgotten))
     params = SamplingParams(temperature=0.9)
-    report = certified(served, "log-probabilities", params=params)
-    assert verdicts(report)[f"control {fault}"] == "control ignored", told(report)
+    report = certified(served, "log-probabilities", params=params, plan=Plan(within=0.5))
+    found = verdicts(report)
+    for name in forgotten:
+        assert found[f"control {name}"] == "control ignored", told(report)
+    assert found["control min_p"] == "lossless"
     assert report.verdict == "control ignored"
 
 
 def test_a_budget_is_kept_and_said_beforehand() -> None:
     plan = Plan(within=0.01)
-    with certifier(settings(), "log-probabilities", plan=plan, limits=Limits(320)) as one:
+    with certifier(settings(), "log-probabilities", plan=plan, limits=Limits(260)) as one:
         assert f"at most {one.need.requests} requests" in str(one.need)
         report = one.report()
-        assert one.need.requests <= 320
-        assert one._server.meter.requests <= 320 + len(PROMPTS)
-    assert report.verdict == "undecided", told(report)
+        assert one.need.requests <= 260
+        assert one._server.meter.requests <= 260 + len(PROMPTS)
+    assert report.verdict in ("undecided", "void"), told(report)
     assert report.exit_code == 3
 
 
@@ -160,7 +168,7 @@ def test_an_interrupt_leaves_what_was_seen(monkeypatch: pytest.MonkeyPatch) -> N
 
         def interrupted(server: Server, asked: list[Ask]) -> list[Answer]:
             calls.append(1)
-            if len(calls) > 34:
+            if len(calls) > 40:
                 raise KeyboardInterrupt
             return real(server, asked)
 

@@ -30,6 +30,8 @@ from outrider.config import SamplingParams
 
 ALIKE = 2.0
 """How far tokens of a text go together: means over n of them vary like those of n / 2."""
+SAME = "plain texts that differ"
+"""Evidence that seeds are ignored in another way than by chance."""
 DRAWN_AT_ONCE = 64
 """Pairs of texts that the negative control draws together."""
 
@@ -59,6 +61,9 @@ class Sides:
         found = [self._greedy(), *self._seeds()]
         for check in found:
             self.progress(f"{check.name}: {check.said}")
+        if SAME in found[-1].evidence:
+            said = "texts of different seeds are the same"
+            return found, Check("sampled law", "undecided", said)
         sampled, evidence = self._sampled()
         self.progress(f"{sampled.name}: {sampled.said}")
         return [*found, sampled], self._control(evidence)
@@ -107,7 +112,7 @@ class Sides:
         moved = sum(map(differ, *plain))
         if moved:
             said = f"two seeds gave the same texts; {moved} of {len(first)} plain ones differ"
-            return [*checks, Check("seeds", "seed ignored", said, {"plain": moved}, where)]
+            return [*checks, Check("seeds", "seed ignored", said, {SAME: moved}, where)]
         return [*checks, Check("seeds", "lossless", "texts are too sure to tell seeds apart")]
 
     def _sampled(self) -> tuple[Check, Paired]:
