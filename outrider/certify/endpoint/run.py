@@ -199,7 +199,7 @@ class Certifier:
             most = min(most, limits.requests - fixed)
         if limits.tokens is not None:
             most = min(most, limits.tokens // length - fixed)
-        if most < 2 * once:
+        if most < min(sampled, 2 * once):
             raise InvalidConfig(
                 f"a budget of {limits.requests or limits.tokens} is too little: looking once takes "
                 f"{fixed + 2 * once} requests of {length} tokens; allow more, or give fewer prompts"
