@@ -141,7 +141,7 @@ class Certifier:
         return Report(name, said, plan.within, plan.alpha, tuple(checks), control, seconds)
 
     def _probe(self) -> None:
-        """Finds out what requests the server takes, as generous as it lets them be."""
+        """Finds out which fields the server takes, and how many log-probabilities it tells."""
         usual = [self._server.taken, {**IDS}, {}]
         tops = [self._tops, min(self._tops, FEWEST), 0] if self._tops else [0]
         tries = [(taken, count) for count in dict.fromkeys(tops) for taken in usual]
@@ -155,10 +155,9 @@ class Certifier:
                 refusal = error
                 continue
             self._tops = count
-            for one in (self._plain,):
-                if one is not None:
-                    one.taken = taken
-                    one.ask(Ask(self._prompts[0], plain, 0))
+            if self._plain is not None:
+                self._plain.taken = taken
+                self._plain.ask(Ask(self._prompts[0], plain, 0))
             return
         assert refusal is not None
         raise refusal
