@@ -14,6 +14,8 @@ OutriderError
 ├── OutOfMemory (MemoryError)               cache blocks or tensors that do not fit
 ├── ModelError (RuntimeError)               a model that failed, or a folder that is no model
 │   └── UnsupportedModel                    an architecture that cannot be used, with the reason
+├── EndpointError (RuntimeError)            a server out of reach, or an answer that is none
+│   └── EndpointRefused                     a request that a server will not take
 └── MissingExtra (ImportError)              an optional dependency that is not installed
 
 OutriderWarning (UserWarning) is no error: something asked for that will have no effect.
@@ -74,6 +76,14 @@ class ModelError(OutriderError, RuntimeError):
 
 class UnsupportedModel(ModelError):
     """An architecture that cannot be used; the message names the reason."""
+
+
+class EndpointError(OutriderError, RuntimeError):
+    """A server that is out of reach, or whose answer is none; the message names its address."""
+
+
+class EndpointRefused(EndpointError):
+    """A request that a server will not take, with what it says about it."""
 
 
 class MissingExtra(OutriderError, ImportError):

@@ -103,10 +103,13 @@ class Means:
         names: of the payoffs.
         alpha: the chance that any interval ever misses its mean.
         horizon: observations at which intervals are to be narrowest; they are valid at any number.
+        boldest: the largest stake; more of it suits payoffs that vary little.
     """
 
-    def __init__(self, names: Sequence[str], alpha: float, horizon: int) -> None:
-        self.names = tuple(names)
+    def __init__(
+        self, names: Sequence[str], alpha: float, horizon: int, boldest: float = 0.5
+    ) -> None:
+        self.names, self._boldest = tuple(names), boldest
         self._horizon = horizon
         num = len(self.names)
         self._log = math.log(2 * max(1, num) / alpha)
@@ -125,7 +128,7 @@ class Means:
         squares_NF = self._square_F + ((at_NF - means_NF) ** 2).cumsum(0)
         spread_NF = (squares_NF + 0.25) / (counts_N1 + 1)
         known_NF = np.vstack([((self._square_F + 0.25) / (self.count + 1))[None], spread_NF[:-1]])
-        stakes_NF = np.sqrt(2 * self._log / (known_NF * self._horizon)).clip(max=0.5)
+        stakes_NF = np.sqrt(2 * self._log / (known_NF * self._horizon)).clip(max=self._boldest)
         self._stake_F = self._stake_F + stakes_NF.sum(0)
         self._drawn_F = self._drawn_F + (stakes_NF * at_NF).sum(0)
         toll_NF = (-np.log1p(-stakes_NF) - stakes_NF) / 4

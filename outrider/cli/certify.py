@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from outrider.cli import options, terminal
+from outrider.cli.certify_endpoint import certify_endpoint
 from outrider.cli.certify_model import certify_model
 from outrider.cli.certify_self import certify_self
 from outrider.cli.certify_vectors import certify_vectors
@@ -29,6 +30,7 @@ FILE_WIDTH = 120
 certify = typer.Typer(rich_markup_mode=None)
 certify.command("self")(certify_self)
 certify.command("model")(certify_model)
+certify.command("endpoint")(certify_endpoint)
 certify.command("vectors")(certify_vectors)
 
 

@@ -152,7 +152,7 @@ def certify_model(
     if json_output:
         typer.echo(json.dumps(report.as_dict()))
     else:
-        _print(report, terminal.out())
+        printed(report, terminal.out())
     return report.exit_code
 
 
@@ -185,7 +185,8 @@ def _prompts(llm: LLM, file: Path | None) -> list[list[int]]:
     return prompts
 
 
-def _print(report: Report, console: Console) -> None:
+def printed(report: Report, console: Console) -> None:
+    """A report for a terminal."""
     table = Table(box=None, pad_edge=False)
     for name in ("check", "verdict", "what was seen"):
         table.add_column(name)

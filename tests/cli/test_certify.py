@@ -13,6 +13,8 @@ import pytest
 
 from outrider.cli.certify_html import command_line
 from tests.certify import fake_engine
+from tests.certify.served import settings
+from tests.certify.server import serving
 from tests.cli.conftest import Ran
 
 FAKE = str(fake_engine.__file__)
@@ -67,6 +69,34 @@ def test_a_file_without_prompts(outrider: Callable[..., Ran], model: str, tmp_pa
     ran = outrider("certify", "model", "--model", model, "--drafter", "none", "-f", str(empty))
     assert ran.code == 2
     assert "no prompt" in ran.err
+
+
+def test_an_endpoint_is_certified_as_json(outrider: Callable[..., Ran], tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("a\nb\nc\ne\n")
+    few = ("--file", str(file), "--within", "0.5", "-n", "6", "--json")
+    with serving(settings()) as url:
+        ran = outrider("certify", "endpoint", url, *few)
+        off = ("--switch-off", '{"speculate": false}', "--logprobs", "0")
+        paired = outrider("certify", "endpoint", url, *off, *few)
+    told, other = json.loads(ran.out), json.loads(paired.out)
+    assert (ran.code, told["verdict"]) == (0, "lossless"), ran.out
+    assert "requests" in ran.err
+    assert "told with it" in told["subject"]
+    assert "beside texts without" in other["subject"]
+
+
+def test_an_endpoint_that_cannot_be_meant(outrider: Callable[..., Ran]) -> None:
+    for words, said in (
+        (("nowhere",), "no address"),
+        (("http://127.0.0.1:9",), "cannot be reached"),
+        (("http://127.0.0.1:9", "--at-once", "0"), "at-once=0"),
+        (("http://127.0.0.1:9", "--switch-on", "{"), "no JSON"),
+        (("http://127.0.0.1:9", "--switch-off", "[]"), "an object is due"),
+    ):
+        ran = outrider("certify", "endpoint", *words, "--served", "x")
+        assert ran.code == 2, words
+        assert said in ran.err
 
 
 def test_vectors_are_written_and_answered(

@@ -38,6 +38,8 @@ ERRORS = [
     "DistributionWidthMismatch",
     "DraftShapeMismatch",
     "EmptyPrompt",
+    "EndpointError",
+    "EndpointRefused",
     "InvalidConfig",
     "MissingExtra",
     "ModelError",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Sequenced
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -50,6 +50,40 @@ class Text:
 Texts: TypeAlias = Sequenced[Text]
 
 
+class Laws(Protocol):
+    """What should come after each token of a text, whoever says so."""
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Tokens that end a text."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """Tokens there are."""
+        ...
+
+    def logits(self, texts: Texts) -> Tensor:
+        """The rows `[N, V]` before each token of some texts."""
+        ...
+
+    def laws(
+        self, logits_NV: Tensor, texts: Texts, params: SamplingParams, late: int = 0
+    ) -> Tensor:
+        """The processed laws `[N, V]`, float64; controls learn of tokens `late` tokens late."""
+        ...
+
+    def scores(
+        self, logits_NV: Tensor, texts: Texts, params: SamplingParams, late: int = 0
+    ) -> Tensor:
+        """The same up to temperature: what greedy decoding takes the largest of, float64."""
+        ...
+
+    def judged(self, texts: Texts) -> Tensor:
+        """Of which tokens the law is known, `[N]`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Book:
     """A model that is read, never sampled: what should come after each token of a text.
@@ -61,6 +95,11 @@ class Book:
 
     model: Target
     ends: tuple[int, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """Tokens there are."""
+        return self.model.vocab_size
 
     def logits(self, texts: Texts) -> Tensor:
         """The model's rows `[N, V]` before each token of some texts, in one forward."""
@@ -102,6 +141,10 @@ class Book:
         """The same up to temperature: what greedy decoding takes the largest of, float64."""
         controls, places = self._controls(texts, params, late)
         return controls.adjusted(logits_NV.double(), places)
+
+    def judged(self, texts: Texts) -> Tensor:
+        """Of which tokens the law is known, `[N]`: of all."""
+        return torch.ones(sum(len(text.output) for text in texts), dtype=torch.bool)
 
     def _controls(self, texts: Texts, params: SamplingParams, late: int) -> tuple[Controls, Places]:
         ends = frozenset[int]() if params.ignore_eos else frozenset(self.ends)

@@ -52,6 +52,7 @@ class Evidence:
         edges: tokens just outside a cut-off, where rounding puts them; no fault is tried on them.
         asked: texts that were asked for, empty ones too: the next one's number.
         tokens: how many were looked at.
+        read_tokens: how many came, those too that nothing is known about.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Evidence:
         self._known: dict[str, tuple[Category, bool]] = {}
         self._rng = np.random.default_rng(seed)
         self.told: list[Told] = []
-        self.asked = self.tokens = self.edges = 0
+        self.asked = self.tokens = self.read_tokens = self.edges = 0
 
     def read(self, page: Page, numbers: Sequence[int]) -> None:
         """Takes in some texts, which have these numbers."""
@@ -81,16 +82,18 @@ class Evidence:
         if self._faults is None:
             self._faults = Wealth([*(one.name for one in found), FORBIDDEN], RATIO_STAKES)
             self._known = {one.name: (one.category, one.guessed) for one in found}
-        self._looks.bet(looked_NF)
-        self._means.add(looked_NF)
-        self._faults.bet(ratios_NS)
+        judged_N = page.target.judged(page.texts).numpy()
+        self._looks.bet(looked_NF[judged_N])
+        self._means.add(looked_NF[judged_N])
+        self._faults.bet(ratios_NS[judged_N])
         shown_NS = np.log1p(0.9 * np.nan_to_num(ratios_NS, nan=0.0, posinf=1e6))
         stop = 0
         for number, text in zip(numbers, page.texts, strict=True):
             start, stop = stop, stop + len(text.output)
             sums = (part[start:stop].sum(0) for part in (shown_NS, looked_NF))
             self.told.append(Told(number, *sums))
-        self.tokens += stop
+        self.tokens += int(judged_N.sum())
+        self.read_tokens += stop
 
     @property
     def value(self) -> float:

@@ -8,7 +8,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, cast
 
 Verdict = Literal[
-    "lossless", "rule bias", "numeric drift", "control ignored", "seed ignored", "undecided", "void"
+    "lossless",
+    "rule bias",
+    "numeric drift",
+    "control ignored",
+    "seed ignored",
+    "refused",
+    "not looked at",
+    "undecided",
+    "void",
 ]
 EXIT = {"lossless": 0, "undecided": 3, "void": 3}
 """Exit codes; every other verdict is 1."""
@@ -28,7 +36,8 @@ class Check:
 
     Attributes:
         name: what.
-        verdict: what it found; `lossless` where nothing speaks against the subject.
+        verdict: what it found; `lossless` where nothing speaks against the subject, `refused` where
+            it does not take such requests, `not looked at` where it cannot be seen.
         said: one line for a reader.
         evidence: the numbers behind it.
         reproduction: the smallest case that shows it: prompt, parameters, seed; None where nothing

@@ -71,23 +71,27 @@ class Sampling:
         while evidence.tokens < self._horizon:
             number = evidence.asked
             seed = self._seed(number)
-            width = self._subject.target.model.vocab_size
-            texts = made(generate, self._prompts, self._params, seed, width)
-            before = evidence.tokens
+            target = self._subject.target
+            try:
+                texts = made(generate, self._prompts, self._params, seed, target)
+            except KeyboardInterrupt:
+                # What was seen so far is a result.
+                return
+            before = evidence.read_tokens
             numbers = [number + i for i, text in enumerate(texts) if text.token_ids]
             came = [
                 Text(tuple(prompt), text.token_ids)
                 for prompt, text in zip(self._prompts, texts, strict=True)
                 if text.token_ids
             ]
-            at_once = max(1, AT_ONCE // (self._plan.length * width))
+            at_once = max(1, AT_ONCE // (self._plan.length * target.width))
             for start in range(0, len(came), at_once):
                 part = slice(start, start + at_once)
-                page = Page.of(came[part], self._params, self._subject.target, self._subject.draft)
+                page = Page.of(came[part], self._params, target, self._subject.draft)
                 evidence.read(page, numbers[part])
                 self._keep(page)
             evidence.asked += len(self._prompts)
-            if done() or evidence.tokens == before:
+            if done() or evidence.read_tokens == before:
                 return
             if evidence.tokens >= shown:
                 shown = evidence.tokens + self._horizon // 10

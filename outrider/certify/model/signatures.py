@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from outrider.certify.model.book import Book, Texts, set_controls, without
+from outrider.certify.model.book import Book, Laws, Texts, set_controls, without
 from outrider.config import SamplingParams
 
 Category = Literal["rule bias", "numeric drift", "control ignored"]
@@ -56,7 +56,7 @@ class Page:
 
     texts: Texts
     params: SamplingParams
-    target: Book
+    target: Laws
     logits_NV: Tensor
     p_NV: Tensor
     draft: Book | None = None
@@ -65,7 +65,7 @@ class Page:
 
     @classmethod
     def of(
-        cls, texts: Texts, params: SamplingParams, target: Book, draft: Book | None = None
+        cls, texts: Texts, params: SamplingParams, target: Laws, draft: Book | None = None
     ) -> Page:
         """Reads the texts with both models."""
         logits_NV = target.logits(texts)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
-from outrider.certify.model.book import Book, set_controls
+from outrider.certify.model.book import Book, Laws, set_controls
 from outrider.certify.model.captured import Capturing
 from outrider.config import SamplingParams, as_tokens
 from outrider.errors import InvalidConfig, ModelError, PromptTooLong
@@ -32,7 +32,7 @@ class Subject:
     Attributes:
         name: for the report.
         generate: with speculation on.
-        target: the target's book, which says what should come.
+        target: the target's book, or another that says what should come.
         plain: the same with speculation off; None where it cannot be had.
         draft: the draft model's book; None without one, or where it is not to be had.
         near_tie: two logits closer than this may change places by rounding alone.
@@ -43,7 +43,7 @@ class Subject:
 
     name: str
     generate: Generate
-    target: Book
+    target: Laws
     plain: Generate | None = None
     draft: Book | None = None
     near_tie: float = 1e-3
@@ -85,11 +85,11 @@ class Subject:
 
     def texts(self, prompts: Prompts, params: SamplingParams, seed: int) -> list[Made]:
         """What it continues prompts with."""
-        return made(self.generate, prompts, params, seed, self.target.model.vocab_size)
+        return made(self.generate, prompts, params, seed, self.target)
 
 
 def made(
-    generate: Generate, prompts: Prompts, params: SamplingParams, seed: int, width: int
+    generate: Generate, prompts: Prompts, params: SamplingParams, seed: int, target: Laws
 ) -> list[Made]:
     """What came out, looked through.
 
@@ -98,7 +98,7 @@ def made(
         prompts: token ids.
         params: the controls.
         seed: of the noise.
-        width: tokens there are.
+        target: knows how many tokens there are.
 
     Raises:
         ModelError: another number of texts than prompts, something that is no text, or a token
@@ -111,10 +111,10 @@ def made(
             "returns one text per prompt"
         )
     texts = [_made(one) for one in out]
-    beyond = [x for text in texts for x in text.token_ids if not 0 <= x < width]
+    beyond = [x for text in texts for x in text.token_ids if not 0 <= x < target.width]
     if beyond:
         raise ModelError(
-            f"generate returned token {beyond[0]}, and the target's vocabulary has {width}"
+            f"generate returned token {beyond[0]}, and the target's vocabulary has {target.width}"
         )
     return texts
 

@@ -1,0 +1,1 @@
+"""Certification of a server: what comes over HTTP held to the law of plain decoding."""
