@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outrider.cli import options, terminal
+from outrider.cli.certify_html import Html, check_html, write_html
 from outrider.cli.certify_model import PROMPT_TOKENS, PROMPTS, printed
 from outrider.config import SamplingParams
 from outrider.errors import EmptyPrompt, InvalidConfig
@@ -24,6 +25,7 @@ PROMPT_LETTERS = 80
 
 
 def certify_endpoint(
+    context: typer.Context,
     url: Annotated[str, typer.Argument(metavar="URL", help="Of an OpenAI-compatible server.")],
     plain_url: Annotated[
         str | None, typer.Option(help="The same model served without speculation.")
@@ -86,6 +88,7 @@ def certify_endpoint(
     at_once: Annotated[int, typer.Option(help="Requests under way together.")] = 32,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for one answer.")] = 120.0,
     seed: Annotated[int, typer.Option(help="Of the first text.")] = 1,
+    html: Html = None,
     json_output: options.Json = False,
 ) -> int:
     """Certify a server: what it writes with speculation on, held to the law of plain decoding.
@@ -121,6 +124,7 @@ def certify_endpoint(
         frequency_penalty=frequency_penalty,
         logit_bias=options.as_bias(logit_bias),
     )
+    check_html(html)
     plan = Plan(within=within, alpha=alpha, length=max_tokens, seed=seed)
     for name, number in (("at-once", at_once), ("requests", requests), ("tokens", tokens)):
         if number is not None and number < 1:
@@ -150,6 +154,8 @@ def certify_endpoint(
     console.out(terminal.escaped(str(certifier.need)), highlight=False)
     with console.status("certifying ...") as status:
         report = certifier.report(lambda line: status.update(terminal.escaped(line)))
+    if html is not None:
+        write_html(html, report, context, None if reference is None else reference.decode)
     if json_output:
         typer.echo(json.dumps(report.as_dict()))
     else:

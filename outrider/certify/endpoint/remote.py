@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from outrider.certify.endpoint.server import Server
@@ -30,6 +30,12 @@ class Reference:
     target: Laws
     tokenizer: Tokenizer | None = None
     draft: Book | None = None
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Their text; where no tokenizer is known, their ids."""
+        if self.tokenizer is None:
+            return " ".join(map(str, tokens))
+        return self.tokenizer.decode(list(tokens))
 
     def ids_by_text(self) -> Mapping[str, int]:
         """The tokens that no other token looks like."""

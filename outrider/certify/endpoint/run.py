@@ -224,6 +224,7 @@ class Certifier:
         some = prompts[:PROMPTS_OF_CONTROLS]
         asked = Controls(self._server, some, self._plan, self._plain, subject, some)
         controls = _said(asked.checks(), progress)
+        subject = replace(subject, obeys=_obeyed(controls))
         found = certify(subject, prompts, self._params, self._plan, progress)
         return [*controls, *found.checks], found.control
 
@@ -244,6 +245,7 @@ class Certifier:
             () if laws.processed else ("presence_penalty", "frequency_penalty"),
         )
         controls = _said(asked.checks(), progress)
+        subject = replace(subject, obeys=_obeyed(controls))
         own, plan = self._params, self._plan
         first = subject.texts(prompts, own, plan.seed)
         ends = lengths(told.answers, plan.length)
@@ -328,6 +330,10 @@ def _said(checks: list[Check], progress: Progress) -> list[Check]:
     for check in checks:
         progress(f"{check.name}: {check.said}")
     return checks
+
+
+def _obeyed(controls: list[Check]) -> bool:
+    return all(check.verdict != "control ignored" for check in controls)
 
 
 def _readable(check: Check, told: Told) -> Check:

@@ -90,6 +90,11 @@ class ToldLaws:
         """Tokens that were told so far."""
         return len(self.vocabulary)
 
+    @property
+    def max_length(self) -> int | None:
+        """Not told."""
+        return None
+
     def note(self, prompt: tuple[int, ...], rows: list[Row]) -> tuple[int, ...]:
         """Keeps what was told of a text; returns its tokens."""
         output = tuple(row.came for row in rows)

@@ -63,6 +63,11 @@ class Laws(Protocol):
         """Tokens there are."""
         ...
 
+    @property
+    def max_length(self) -> int | None:
+        """Tokens in the longest text there may be; None = no limit is known."""
+        ...
+
     def logits(self, texts: Texts) -> Tensor:
         """The rows `[N, V]` before each token of some texts."""
         ...
@@ -100,6 +105,11 @@ class Book:
     def width(self) -> int:
         """Tokens there are."""
         return self.model.vocab_size
+
+    @property
+    def max_length(self) -> int | None:
+        """The model's context."""
+        return self.model.max_length
 
     def logits(self, texts: Texts) -> Tensor:
         """The model's rows `[N, V]` before each token of some texts, in one forward."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from outrider.certify.model.book import set_controls
+from outrider.certify.model.book import Book, set_controls
 from outrider.certify.model.captured import captured
 from outrider.certify.model.certain import ends, greedy, logprobs, seeds
 from outrider.certify.model.plan import Plan, Progress
@@ -64,7 +64,7 @@ def certify(
         logprobs(subject, prompts, own, plan),
     ]
     capture = None if subject.capture is None else subject.capture(prompts, own, plan.seed)
-    if capture is not None and capture.rows:
+    if capture is not None and capture.rows and isinstance(subject.target, Book):
         checks.append(captured(subject.target, capture, own, subject.near_tie))
     for check in checks:
         progress(f"{check.name}: {check.said}")

@@ -150,7 +150,9 @@ class Sampling:
             category, why = "numeric drift", f"it is smaller than {DRIFT}"
         if category == "rule bias" and self._plain_too(evidence):
             category, why = "numeric drift", "plain decoding of the same engine differs as much"
-        if suspect.guessed and self._plain_stands(evidence):
+        if suspect.guessed and self._subject.obeys:
+            category, why = "rule bias", "each control is obeyed where it is asked for alone"
+        elif suspect.guessed and self._plain_stands(evidence):
             category, why = "rule bias", "plain decoding of the same engine has the law that is due"
         told = evidence.worst(suspect.name)
         number = told.number

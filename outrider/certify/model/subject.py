@@ -39,6 +39,7 @@ class Subject:
         seeded: whether a seed is promised to give the same text again.
         capture: what its rule is given, where it can show that; None = it cannot.
         controls: fields of SamplingParams that it has; None = it looks to that itself.
+        obeys: whether each control was asked for alone before, and obeyed.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Subject:
     seeded: bool = True
     controls: frozenset[str] | None = None
     capture: Capturing | None = None
+    obeys: bool = False
 
     def refuse(self, params: SamplingParams) -> None:
         """Says no to what would not be looked at, before any text is made.
@@ -76,7 +78,7 @@ class Subject:
         """
         longest = max(map(len, prompts)) + length
         for name, book in (("target", self.target), ("draft model", self.draft)):
-            most = None if book is None else book.model.max_length
+            most = None if book is None else book.max_length
             if most is not None and longest > most:
                 raise PromptTooLong(
                     f"texts of {longest} tokens, prompt included, and the {name} reads {most}; "
