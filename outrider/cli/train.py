@@ -1,4 +1,4 @@
-"""`outrider train lm`: a recipe run with a progress bar."""
+"""`outrider train lm` and `train eagle3`: runs with a progress bar."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from outrider.cli import terminal
+from outrider.errors import InvalidConfig
 
 if TYPE_CHECKING:
+    from outrider.train.loop import Outcome
     from outrider.train.loop import Progress as Step
 
 LINES_PER_RUN = 100
@@ -53,20 +55,82 @@ def train_lm(
         except KeyboardInterrupt:
             bar.note("interrupted; the same command resumes from the last saved state")
             return terminal.INTERRUPTED
+    _say(out, outcome)
+    return 0
+
+
+def train_eagle3(
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder of the head.")],
+    target: Annotated[
+        str, typer.Option(help="The model it is for: a folder, or 'bundled'.")
+    ] = "bundled",
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(help="Files, folders or JSONL of texts or conversations; repeatable."),
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="A TOML file, or a bundled recipe; see docs/heads.md.")
+    ] = None,
+    tokens: Annotated[int | None, typer.Option(help="Tokens to train on.")] = None,
+    loss: Annotated[str | None, typer.Option(help="ce, kl, reverse-kl or tv.")] = None,
+    max_minutes: Annotated[
+        float | None, typer.Option(help="Stop after so long and keep the state.")
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start anew instead of resuming the run in the folder.")
+    ] = False,
+    device: Annotated[
+        str, typer.Option(help="Where to train: auto (the GPU where there is one), cpu, cuda.")
+    ] = "auto",
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Say what time and memory it takes, and stop.")
+    ] = False,
+) -> int:
+    """Train an EAGLE-3 head for a target, on its own hidden states.
+
+    A run that was stopped or killed is resumed by the same command.
+
+    \b
+    Examples:
+      outrider train eagle3 --text src/ --out runs/head
+      outrider train eagle3 --target ./my-model --text chats.jsonl --out runs/head --plan
+      outrider generate --model ./my-model --drafter eagle:runs/head "import "
+    """
+    from outrider.train.run_head import head_recipe, plan_head, prepare_head, run_head
+
+    if max_minutes is not None and max_minutes < 0:
+        raise InvalidConfig(f"max_minutes={max_minutes}: a number of at least 0 is due")
+    chosen, manifest = head_recipe(recipe, tokens=tokens, loss=loss)
+    run = prepare_head(chosen, target=target, text=text or (), manifest=manifest, device=device)
+    if plan:
+        terminal.out().out(plan_head(run).said(), highlight=False)
+        return 0
+    with _Bar() as bar:
+        try:
+            outcome = run_head(
+                run, out, resume=not fresh, max_minutes=max_minutes, progress=bar.step
+            )
+        except KeyboardInterrupt:
+            bar.note("interrupted; the same command resumes from the last saved state")
+            return terminal.INTERRUPTED
+    _say(out, outcome)
+    return 0
+
+
+def _say(out: Path, outcome: Outcome) -> None:
     terminal.out().out(
         f"{out}: step {outcome.step}, {outcome.tokens} tokens, {outcome.elapsed_s / 60:.1f} minutes"
         + ("" if outcome.finished else "; not finished, the same command resumes it"),
         highlight=False,
     )
-    return 0
 
 
 class _Bar:
-    """A bar with loss, held-out perplexity and speed; lines where there is no terminal."""
+    """A bar with loss, held-out figure and speed; lines where there is no terminal."""
 
     def __init__(self) -> None:
         self._console = terminal.err()
-        self._perplexity = ""
+        self._held_out = ""
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -91,9 +155,9 @@ class _Bar:
 
     def step(self, at: Step) -> None:
         """Moves the bar to where the run stands."""
-        if at.perplexity is not None:
-            self._perplexity = f", held-out perplexity {at.perplexity:.2f}"
-        figures = f"loss {at.loss:.3f}{self._perplexity}, {at.rate_tok_s:.0f} tokens/s"
+        if at.held_out is not None:
+            self._held_out = f", {at.figure} {at.held_out:.2f}"
+        figures = f"loss {at.loss:.3f}{self._held_out}, {at.rate_tok_s:.0f} tokens/s"
         self._bar.update(self._task, completed=at.step, total=at.steps, figures=figures)
         every = max(1, at.steps // LINES_PER_RUN)
         if not self._console.is_terminal and (at.step % every == 0 or at.step == at.steps):

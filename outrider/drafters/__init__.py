@@ -2,6 +2,7 @@
 
 from outrider.drafters.base import Drafter, RoundDraws
 from outrider.drafters.combined import CombinedDrafter
+from outrider.drafters.eagle import EagleDrafter
 from outrider.drafters.early_exit import EarlyExitDrafter
 from outrider.drafters.grammar import GrammarDrafter
 from outrider.drafters.model import ModelDrafter
@@ -18,6 +19,7 @@ __all__ = [
     "CombinedDrafter",
     "Drafter",
     "DrafterSpec",
+    "EagleDrafter",
     "EarlyExitDrafter",
     "GrammarDrafter",
     "ModelDrafter",

@@ -59,11 +59,17 @@ class RoundDraws(Protocol):
         """Nodes that a tree of certain tokens may have; 0 where only chains are verified."""
         ...
 
-    def grown(self, roots_nV: Tensor, depths: Sequenced[int], expand: ExpandNodes) -> Draft:
+    def grown(
+        self,
+        roots_nV: Tensor,
+        depths: Sequenced[int],
+        expand: ExpandNodes,
+        ids_V: Tensor | None = None,
+    ) -> Draft:
         """Trees of up to `depths[b]` levels, drawn the way the round's rule wants them.
 
         `roots_nV` are the logits after each text whose depth is above 0; `expand` is called once
-        for each further level.
+        for each further level. `ids_V` is as for `sample`.
         """
         ...
 
@@ -76,11 +82,18 @@ class RoundDraws(Protocol):
         """
         ...
 
-    def sample(self, logits_nV: Tensor, members: Sequenced[int], index: int) -> list[int]:
+    def sample(
+        self,
+        logits_nV: Tensor,
+        members: Sequenced[int],
+        index: int,
+        ids_V: Tensor | None = None,
+    ) -> list[int]:
         """Draws drafted token `index` of the round's `members`-th sequences from rows of logits.
 
         The rows become laws under each request's own sampling controls and are kept for the
-        verification rule.
+        verification rule. `ids_V` are the tokens that the columns stand for, ascending; None where
+        column and token are one.
         """
         ...
 
@@ -117,6 +130,8 @@ class Drafter(ABC):
     """Whether it draws nothing: its tokens are point masses and cost next to nothing."""
     wants_rows: bool = False
     """Whether `observe` is to be called."""
+    taps: tuple[int, ...] = ()
+    """Behind how many layers hidden states of the target's are wanted, for `notice`."""
 
     def attach(self, target: Target) -> Target:
         """The target that an engine is to score with: the given one, or that with an exit.
@@ -167,6 +182,14 @@ class Drafter(ABC):
 
         `tokens` are those n tokens. Called once a round and text, before `commit`, where
         `wants_rows` asks for it; the rows are the target's and must not be changed.
+        """
+
+    def notice(self, text: Sequence, first: int, hidden_nF: Float[Tensor, "n F"]) -> None:
+        """The target's hidden states of the text's tokens `first..first+n-1`, now settled.
+
+        The states of one token stand side by side in the order of `taps`. Called before `commit`,
+        and for each chunk of a prompt, once a token; tokens whose states the target never had
+        (a beginning that it holds of an earlier text) are left out.
         """
 
     def commit(self, text: Sequence, accepted: int) -> None:

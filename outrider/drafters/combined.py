@@ -65,6 +65,7 @@ class CombinedDrafter(Drafter):
         self.trusted = any(drafter.trusted for drafter in drafters)
         self.certain = all(drafter.certain for drafter in drafters)
         self.wants_rows = any(drafter.wants_rows for drafter in drafters)
+        self.taps = tuple(sorted({layer for drafter in drafters for layer in drafter.taps}))
         self._certain = [drafter for drafter in drafters if drafter.certain]
         self._drawing = [drafter for drafter in drafters if not drafter.certain]
 
@@ -124,6 +125,15 @@ class CombinedDrafter(Drafter):
         for drafter in self.drafters:
             if drafter.wants_rows:
                 drafter.observe(text, tokens, logits_nV)
+
+    def notice(self, text: Sequence, first: int, hidden_nF: Float[Tensor, "n F"]) -> None:
+        """Shows each the states of its own layers."""
+        states = dict(zip(self.taps, hidden_nF.chunk(len(self.taps), -1), strict=True))
+        for drafter in self.drafters:
+            if drafter.taps == self.taps:
+                drafter.notice(text, first, hidden_nF)
+            elif drafter.taps:
+                drafter.notice(text, first, torch.cat([states[i] for i in drafter.taps], -1))
 
     def expect(self, num_prompt: int) -> None:
         """Asks all of them."""

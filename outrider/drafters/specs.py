@@ -20,6 +20,7 @@ SPECS = {
     "int8": "the target's own weights in eight bits",
     "early-exit": "the target's own first layers, as many as are found to pay best",
     "early-exit:L": "the target's own first L layers",
+    "eagle:PATH": "the EAGLE-3 head in a folder",
     "bridge:PATH": "the draft model in a folder, of another tokenizer than the target's",
 }
 KINDS = tuple(dict.fromkeys(name.partition(":")[0] for name in SPECS))
@@ -50,11 +51,11 @@ class DrafterSpec:
             )
         if kind == "early-exit" and colon:
             return cls(kind, layers=_layers(spec, path))
-        takes = kind in ("bridge", "draft")
-        if (colon and not (takes and path)) or (kind == "bridge" and not path):
+        takes = kind in ("bridge", "draft", "eagle")
+        if (colon and not (takes and path)) or (kind in ("bridge", "eagle") and not path):
             raise InvalidConfig(
-                f"drafter={spec!r}: draft:PATH and bridge:PATH take a folder, early-exit:L a "
-                "number of layers, no other drafter takes anything"
+                f"drafter={spec!r}: draft:PATH, eagle:PATH and bridge:PATH take a folder, "
+                "early-exit:L a number of layers, no other drafter takes anything"
             )
         return cls(kind, path or None)
 

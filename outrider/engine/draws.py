@@ -30,47 +30,72 @@ class GroupDraws:
         self._rule = group.rule
         num_texts = len(group.texts)
         self._tokens: list[list[int]] = [[] for _ in range(num_texts)]
-        self._laws: list[list[Tensor]] = [[] for _ in range(num_texts)]
+        # Each with the tokens its columns stand for.
+        self._laws: list[list[tuple[Tensor, Tensor | None]]] = [[] for _ in range(num_texts)]
 
     @property
     def max_certain(self) -> int:
         """Nodes that a tree of certain tokens may have; 0 where only chains are verified."""
         return self.trees.nodes if self.trees and Kind.POINT in self._rule.kinds else 0
 
-    def sample(self, logits_nV: Tensor, members: Sequenced[int], index: int) -> list[int]:
+    def sample(
+        self,
+        logits_nV: Tensor,
+        members: Sequenced[int],
+        index: int,
+        ids_V: Tensor | None = None,
+    ) -> list[int]:
         """Draws drafted token `index` of the `members`-th texts and keeps its law.
 
         A row that is no law (NaN) is drafted from as if uniform, greedily any token from it: a bad
         guess costs speed only.
         """
         paths = [self._tokens[member] for member in members]
-        logits_nV = self._adjusted(logits_nV, members, paths)
+        logits_nV = self._adjusted(logits_nV, members, paths, ids_V)
         if not self._rule.needs_probs:
-            tokens = logits_nV.argmax(-1).tolist()
+            best_n = logits_nV.argmax(-1)
+            tokens = (best_n if ids_V is None else ids_V[best_n]).tolist()
             for member, token in zip(members, tokens, strict=True):
                 self._tokens[member].append(token)
             return tokens
         probs_nV = self._controls.probs(_sound(logits_nV), members)
-        tokens = self._draws.draw(Law.dense(probs_nV), index, torch.tensor(members)).tolist()
+        law = law_of(probs_nV, ids_V)
+        tokens = self._draws.draw(law, index, torch.tensor(members)).tolist()
         for row, (member, token) in enumerate(zip(members, tokens, strict=True)):
             self._tokens[member].append(token)
-            self._laws[member].append(probs_nV[row])
+            self._laws[member].append((probs_nV[row], ids_V))
         return tokens
 
     def _adjusted(
-        self, logits_nV: Tensor, members: Sequenced[int], paths: Sequenced[Sequenced[int]]
+        self,
+        logits_nV: Tensor,
+        members: Sequenced[int],
+        paths: Sequenced[Sequenced[int]],
+        ids_V: Tensor | None,
     ) -> Tensor:
-        """Rows of the target's width under the requests' controls."""
+        """Rows of the target's width, or of some of its tokens, under the requests' controls."""
+        if ids_V is not None:
+            if not self._controls.act:
+                return logits_nV
+            whole_nV = logits_nV.new_full((len(logits_nV), self._width), -torch.inf)
+            whole_nV[:, ids_V] = logits_nV
+            return self._controls.adjusted(whole_nV, Places(members, paths))[:, ids_V]
         missing = self._width - logits_nV.shape[-1]
         if missing > 0:
             logits_nV = torch.nn.functional.pad(logits_nV, (0, missing), value=-torch.inf)
         logits_nV = logits_nV[:, : self._width]
         return self._controls.adjusted(logits_nV, Places(members, paths))
 
-    def grown(self, roots_nV: Tensor, depths: Sequenced[int], expand: ExpandNodes) -> Draft:
+    def grown(
+        self,
+        roots_nV: Tensor,
+        depths: Sequenced[int],
+        expand: ExpandNodes,
+        ids_V: Tensor | None = None,
+    ) -> Draft:
         """Trees, the drafter being asked level by level; see `drafters.base.RoundDraws`."""
         assert self.trees is not None, "the group drafts chains"
-        growing = _Growing(self, roots_nV, depths, expand)
+        growing = _Growing(self, roots_nV, depths, expand, ids_V)
         depths_B = torch.tensor(list(depths))
         if self._draws.drawing.ranked:
             return grow_best(self._draws, self.trees, depths_B, growing.expand)
@@ -78,14 +103,18 @@ class GroupDraws:
         return clipped(grow(self._draws, shape, growing.expand), depths_B)
 
     def laws_of(
-        self, logits_nV: Tensor, members: Sequenced[int], paths: Sequenced[Sequenced[int]]
+        self,
+        logits_nV: Tensor,
+        members: Sequenced[int],
+        paths: Sequenced[Sequenced[int]],
+        ids_V: Tensor | None = None,
     ) -> Tensor:
         """The laws `[n, V]` that children of some rows are drawn from, and judged by.
 
         `paths` are the drafted tokens before each row. Where the text is greedy the likeliest come
         first, whatever the temperature.
         """
-        logits_nV = _sound(self._adjusted(logits_nV, members, paths))
+        logits_nV = _sound(self._adjusted(logits_nV, members, paths, ids_V))
         if not self._rule.needs_probs:
             return softmax(logits_nV.float())
         return self._controls.probs(logits_nV, members)
@@ -101,14 +130,25 @@ class GroupDraws:
         lengths, tokens_BK = _padded(self._tokens)
         if not self._rule.needs_probs or tokens_BK.shape[1] == 0:
             return Draft.chain(tokens_BK, lengths, None)
-        return Draft.chain(tokens_BK, lengths, Law.dense(self._stacked(tokens_BK.shape[1])))
+        return Draft.chain(tokens_BK, lengths, self._stacked(tokens_BK.shape[1]))
 
-    def _stacked(self, depth: int) -> Tensor:
-        first = next(laws[0] for laws in self._laws if laws)
-        filler = torch.zeros_like(first)
-        return torch.stack(
-            [row for laws in self._laws for row in laws + [filler] * (depth - len(laws))]
-        )
+    def _stacked(self, depth: int) -> Law:
+        """All laws in the layout of chains, sparse where all are of the same tokens."""
+        kept = [law for laws in self._laws for law in laws]
+        ids_V = kept[0][1]
+        if any(ids is not ids_V for _, ids in kept):
+            self._laws = [
+                [(law_of(row[None], ids).table(self._width)[0], None) for row, ids in laws]
+                for laws in self._laws
+            ]
+            kept, ids_V = [law for laws in self._laws for law in laws], None
+        filler = torch.zeros_like(kept[0][0])
+        rows = [
+            row
+            for laws in self._laws
+            for row in [*(own for own, _ in laws), *[filler] * (depth - len(laws))]
+        ]
+        return law_of(torch.stack(rows), ids_V)
 
     def points(self, tokens: Sequenced[Sequenced[int]]) -> Draft:
         """A draft of certain tokens."""
@@ -126,7 +166,7 @@ class GroupDraws:
             for i, token in enumerate(chain):
                 point = torch.zeros(self._width, dtype=torch.float64)
                 point[token] = 1.0
-                self._laws[member].append(point if rows is None else rows[i].exp())
+                self._laws[member].append((point if rows is None else rows[i].exp(), None))
         return self.drawn()
 
     def rng(self, member: int) -> StreamRng:
@@ -142,12 +182,18 @@ class _Growing:
     """
 
     def __init__(
-        self, draws: GroupDraws, roots_nV: Tensor, depths: Sequenced[int], expand: ExpandNodes
+        self,
+        draws: GroupDraws,
+        roots_nV: Tensor,
+        depths: Sequenced[int],
+        expand: ExpandNodes,
+        ids_V: Tensor | None,
     ) -> None:
         members = [b for b, depth in enumerate(depths) if depth > 0]
         self._draws, self._depths, self._ask = draws, depths, expand
+        self._ids_V = ids_V
         self._numbers: list[dict[int, int]] = [{0: 0} for _ in depths]
-        laws_nV = draws.laws_of(roots_nV, members, [()] * len(members))
+        laws_nV = draws.laws_of(roots_nV, members, [()] * len(members), ids_V)
         # A text that drafts nothing gets some law; nothing is drawn from it that stays.
         self._laws_RV = laws_nV
         self._root = [members.index(b) if b in members else 0 for b in range(len(depths))]
@@ -155,7 +201,7 @@ class _Growing:
     def expand(self, tree: TokenTree, rows_BL: Tensor) -> Law:
         """The laws after some rows, the root's where a row is none or lies too deep."""
         if tree.depth == 0:
-            return Law.dense(self._laws_RV[self._root])
+            return law_of(self._laws_RV[self._root], self._ids_V)
         tokens, parents = tree.tokens_BN.tolist(), tree.parents_BN.tolist()
         nodes: list[Node] = []
         paths: list[tuple[int, ...]] = []
@@ -172,10 +218,10 @@ class _Growing:
                 nodes.append(Node(b, tokens[b][row - 1], parent))
                 paths.append(path_to(row, tokens[b], parents[b]))
         if not nodes:
-            return Law.dense(self._laws_RV[places])
-        logits_nV = self._ask(nodes)
-        laws_nV = self._draws.laws_of(logits_nV, [node.member for node in nodes], paths)
-        return Law.dense(torch.cat((self._laws_RV, laws_nV))[places])
+            return law_of(self._laws_RV[places], self._ids_V)
+        members = [node.member for node in nodes]
+        laws_nV = self._draws.laws_of(self._ask(nodes), members, paths, self._ids_V)
+        return law_of(torch.cat((self._laws_RV, laws_nV))[places], self._ids_V)
 
 
 class StreamRng:
@@ -195,6 +241,11 @@ class StreamRng:
         value = noise.uniforms53(*self._address, self._next)
         self._next += 1
         return float(value)
+
+
+def law_of(probs_nV: Tensor, ids_V: Tensor | None) -> Law:
+    """Laws over the vocabulary, or over the tokens that the columns stand for."""
+    return Law(probs_nV, None if ids_V is None else ids_V.expand(len(probs_nV), -1))
 
 
 def _sound(logits_nV: Tensor) -> Tensor:

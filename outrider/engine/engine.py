@@ -168,8 +168,12 @@ class Engine:
         lap = Laps(self.metrics, [text])
         try:
             with self._all_or_nothing(group):
-                if piece:
-                    self.target.read(text.handle, piece)
+                with self.target.tapping(group.drafter.taps) as taps:
+                    first = self.target.length(text.handle)
+                    if piece:
+                        self.target.read(text.handle, piece)
+                if taps.parts:
+                    group.drafter.notice(text, first, taps.of(text.handle))
                 lap("score_s")
         except Exception as error:
             give_up = self._give_way if out_of_memory(error) else self._fail
@@ -215,13 +219,14 @@ class Engine:
                 told_B[b],
             )
             kept = self._emitter.keep(text, gained)
-            pending = self.target.num_staged(text.handle) - drafted[b]
-            self.target.commit(
-                text.handle,
-                pending + len(path)
-                if tree.is_chain
-                else [*range(pending), *(pending + row - 1 for row in path)],
-            )
+            staged = self.target.num_staged(text.handle)
+            pending = staged - drafted[b]
+            rows = [*range(pending), *(pending + row - 1 for row in path)]
+            if group.drafter.taps:
+                hidden_nF = scores.hidden(text.handle, staged, rows)
+                read = self.target.length(text.handle) + len(rows)
+                group.drafter.notice(text, read - len(hidden_nF), hidden_nF)
+            self.target.commit(text.handle, len(rows) if tree.is_chain else rows)
             group.drafter.commit(text, len(path))
             for metrics in (self.metrics, text.stats):
                 metrics.record_round(drafted[b], min(len(path), kept), kept, levels[b])

@@ -27,7 +27,7 @@ from outrider.drafters.base import Drafter
 from outrider.engine.controls import Controls
 from outrider.engine.places import Places
 from outrider.errors import NonFinite
-from outrider.models.base import Rows, Target
+from outrider.models.base import Rows, Taps, Target
 from outrider.sequence import Sequence
 from outrider.tree import TokenTree, TreeBudget
 
@@ -64,15 +64,17 @@ class Group:
 
 
 class Scores:
-    """Target logits of a group's drafted rows, and which of them are laws.
+    """Target logits of a group's drafted rows, which of them are laws, and hidden states.
 
     Args:
         logits_RV: text after text, a row for the text as it stands and one per drafted token.
         draft: what was drafted.
+        taps: hidden states of all rows read in the round, if the drafter declared any.
     """
 
-    def __init__(self, logits_RV: Tensor, draft: Draft) -> None:
+    def __init__(self, logits_RV: Tensor, draft: Draft, taps: Taps | None = None) -> None:
         self._logits_RV = logits_RV
+        self._taps = taps or Taps(())
         self._tree = draft.tree
         self._usable_R = check_logits(logits_RV)
         self._sound = False
@@ -102,6 +104,15 @@ class Scores:
         """The model's own logits of some rows of one text, 0 that of its root."""
         start = sum(self._counts[:text])
         return self._logits_RV[[start + row for row in rows]]
+
+    def hidden(self, seq: int, staged: int, path: Sequenced[int]) -> Tensor:
+        """Hidden states `[n, F]` of what a sequence keeps of the rows read in the round.
+
+        Those read ahead of the pass are kept; of the last `staged` ones those in `path`.
+        """
+        states_nF = self._taps.of(seq)
+        ahead = len(states_nF) - staged
+        return states_nF[[*range(ahead), *(ahead + row for row in path)]]
 
     def broken(self, text: int, path: Sequenced[int]) -> NonFinite | None:
         """The error of a text whose walk met a row that is no law."""
@@ -199,11 +210,12 @@ def score(target: Target, group: Group, draft: Draft, chunk: int) -> Scores:
             chunks[i][text.handle] = pending[start : min(ahead, start + chunk)]
         handles.append(text.handle)
         pieces.append(pending[ahead:] + nodes[:count])
-    for together in chunks:
-        target.read_all(together)
     ancestors_R = None if tree.is_chain else _ancestors(tree)
     rows = _rows(handles, pieces, [count + 1 for count in counts], ancestors_R)
-    return Scores(target.score(rows), draft)
+    with target.tapping(group.drafter.taps) as taps:
+        for together in chunks:
+            target.read_all(together)
+        return Scores(target.score(rows), draft, taps)
 
 
 def _ancestors(tree: TokenTree) -> Tensor:

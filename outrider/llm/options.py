@@ -15,6 +15,7 @@ from outrider.errors import InvalidConfig
 
 METHODS = {
     "draft_model": "draft",
+    "eagle3": "eagle",
     "ngram": "ngram",
     "ngram_gpu": "ngram",
     "none": "none",
@@ -26,7 +27,6 @@ NO_METHODS = {
     "dflash": "there is no such drafter",
     "dspark": "there is no such drafter",
     "eagle": "there is no such drafter",
-    "eagle3": "there is no such drafter",
     "extract_hidden_states": "it drafts nothing",
     "medusa": "there is no such drafter",
     "mlp_speculator": "there is no such drafter",
@@ -245,6 +245,8 @@ def _drafter(given: Mapping[str, Any]) -> str | None:
         return method
     if not isinstance(model, (str, PathLike)):
         raise InvalidConfig(f"speculative_config model {model!r}: the path of a folder is due")
+    if method == "eagle":
+        return f"eagle:{fspath(model)}"
     # vLLM's older form names prompt lookup as a model.
     meant = "ngram" if model == "[ngram]" else "draft"
     if method not in (None, meant):

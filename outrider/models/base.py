@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from outrider.errors import TokenOutOfRange
+from outrider.errors import TokenOutOfRange, UnsupportedModel
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int64
@@ -48,6 +49,29 @@ class Rows:
     tokens_R: Int64[Tensor, " R"]
     ancestors_R: Int64[Tensor, " R"] | None = None
     logits_rows: Int64[Tensor, " wanted"] | None = None
+
+
+@dataclass(slots=True)
+class Taps:
+    """Hidden states noted of the rows that a target scores.
+
+    `layers` says behind how many layers: state i is what the first i layers give, before any final
+    norm. `parts` holds the rows of each sequence, forward by forward, as `[n, F]`, the states of
+    one row side by side in the order of `layers`.
+    """
+
+    layers: tuple[int, ...]
+    parts: dict[int, list[Float[Tensor, "n F"]]] = field(default_factory=dict[int, list[Tensor]])
+
+    def add(self, rows: Rows, hidden_RF: Float[Tensor, "R F"]) -> None:
+        """Note the states of one forward's rows."""
+        for seq, part in zip(rows.seqs, hidden_RF.split(rows.counts), strict=True):
+            self.parts.setdefault(seq, []).append(part)
+
+    def of(self, seq: int) -> Float[Tensor, "n F"]:
+        """The states of all the sequence's rows, in the order in which they were scored."""
+        parts = self.parts[seq]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def check_tokens(tokens: Sequence[int], vocab_size: int) -> None:
@@ -103,6 +127,20 @@ class Target(ABC):
         sequence (a chain) or those its ancestors name (a tree). When it raises, nothing of this
         call is staged.
         """
+
+    def tapping(self, layers: tuple[int, ...]) -> AbstractContextManager[Taps]:
+        """Note meanwhile the hidden states behind some numbers of layers; none cost nothing.
+
+        Raises:
+            UnsupportedModel: a target without hidden states to be had.
+            InvalidConfig: layers that the model does not have.
+        """
+        if layers:
+            raise UnsupportedModel(
+                f"hidden states behind layers {layers} are asked for, and a {type(self).__name__} "
+                "hands out none; use a drafter that needs none, such as drafter='ngram'"
+            )
+        return nullcontext(Taps(()))
 
     @abstractmethod
     def commit(self, seq: int, path: int | Sequence[int]) -> None:

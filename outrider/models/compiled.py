@@ -18,9 +18,10 @@ import tempfile
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -38,6 +39,8 @@ from outrider.models.packing import FusedLinear, OwnLinear, arrangement_of
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int64
+
+    from outrider.models.layer_gate import Passed
 
 FORMAT = 3
 """Counts up when what is traced changes, so that older packages are not found."""
@@ -100,6 +103,8 @@ for _name, _body, _shape in (("attend", _attend, _attended), ("linear", _linear,
 class CompiledForward:
     """A package bound to the weights of a model.
 
+    With taps it gives the hidden states behind their layers too, side by side.
+
     Args:
         model: as it is: its linear layers arranged, its attention Outrider's.
         folder: where the package is.
@@ -151,21 +156,21 @@ class CompiledForward:
         tokens_1R: Int64[Tensor, "1 R"],
         positions_1R: Int64[Tensor, "1 R"],
         wanted_K: Int64[Tensor, " K"],
-    ) -> Float[Tensor, "1 K V"]:
-        """The logits of some rows of a forward in progress."""
+    ) -> tuple[Float[Tensor, "1 K V"], Float[Tensor, "1 R F"] | None]:
+        """The logits of some rows of a forward in progress; hidden states of all its rows."""
         if self._arrangement != arrangement_of(self._model):
             self.bind()
         failures: list[BaseException] = []
         linears, failed = _linears.set(self._linears), _failures.set(failures)
         try:
             # torch's own way there would parse descriptions of these three tensors at every call.
-            (logits,) = self._loader.boxed_run([tokens_1R, positions_1R, wanted_K])
+            logits, *hidden = self._loader.boxed_run([tokens_1R, positions_1R, wanted_K])
         finally:
             _linears.reset(linears)
             _failures.reset(failed)
         if failures:
             raise failures[0]
-        return logits
+        return logits, hidden[0] if hidden else None
 
 
 def _let_go(bound: dict[str, Tensor]) -> None:
@@ -174,10 +179,13 @@ def _let_go(bound: dict[str, Tensor]) -> None:
         tensor.data = tensor.new_empty(0)
 
 
-def compiled_forward(model: PreTrainedModel, door: Door, *, build: bool) -> CompiledForward | None:
+def compiled_forward(
+    model: PreTrainedModel, door: Door, *, build: bool, tapped: Tapped | None = None
+) -> CompiledForward | None:
     """The model's compiled forward; None where none was made before and `build` is False.
 
-    Making one takes half a minute for a small model on two slow cores.
+    `tapped` says which hidden states are to come out too. Making one takes half a minute for a
+    small model on two slow cores.
 
     Raises:
         UnsupportedModel: a model that cannot be compiled, with the reason; no C++ compiler.
@@ -188,12 +196,12 @@ def compiled_forward(model: PreTrainedModel, door: Door, *, build: bool) -> Comp
         raise UnsupportedModel(f"compile=True: {reason}; leave it out")
     assert isinstance(door, InterfaceDoor)
     with keeping():
-        folder = cache_folder() / _key(model)
+        folder = cache_folder() / _key(model, () if tapped is None else tapped.layers)
         if not (folder / PACKAGE).is_file():
             if not build:
                 return None
             with _building:
-                _build(model, door, folder)
+                _build(_Traced(model, door, tapped), folder)
         for path in (folder.parent, folder, *folder.iterdir()):
             check_owner(path)
     return CompiledForward(model, folder)
@@ -221,15 +229,34 @@ def _follows_rows(rope_type: Any) -> bool:
     return any(kind in ("dynamic", "longrope") for kind in kinds)
 
 
-class _Traced(nn.Module):
-    """What is traced: tokens, positions and wanted rows in, logits out."""
+@dataclass(frozen=True, slots=True)
+class Tapped:
+    """Hidden states that a forward is to give too: behind which layers, and who notes them."""
 
-    def __init__(self, model: PreTrainedModel, door: InterfaceDoor | None) -> None:
+    layers: tuple[int, ...]
+    noting: Callable[[], AbstractContextManager[Passed]]
+
+
+class _Traced(nn.Module):
+    """What is traced: tokens, positions and wanted rows in, logits and hidden states out."""
+
+    def __init__(
+        self, model: PreTrainedModel, door: InterfaceDoor | None, tapped: Tapped | None = None
+    ) -> None:
         super().__init__()
         self.whole = model
-        self._door = door
+        self._door, self._tapped = door, tapped
 
-    def forward(self, tokens_1R: Tensor, positions_1R: Tensor, wanted_K: Tensor) -> Tensor:
+    def forward(
+        self, tokens_1R: Tensor, positions_1R: Tensor, wanted_K: Tensor
+    ) -> tuple[Tensor, ...]:
+        if self._tapped is None:
+            return (self._logits(tokens_1R, positions_1R, wanted_K),)
+        with self._tapped.noting() as passed:
+            logits = self._logits(tokens_1R, positions_1R, wanted_K)
+        return logits, torch.cat(passed.hidden, -1)
+
+    def _logits(self, tokens_1R: Tensor, positions_1R: Tensor, wanted_K: Tensor) -> Tensor:
         assert self._door is not None
         return self.whole(
             input_ids=tokens_1R,
@@ -251,7 +278,7 @@ class _Opaque:
         )
 
 
-def _build(model: PreTrainedModel, door: InterfaceDoor, folder: Path) -> None:
+def _build(traced: _Traced, folder: Path) -> None:
     """Traces and compiles into a folder, which appears whole or not at all."""
     if (folder / PACKAGE).is_file():
         return
@@ -261,10 +288,10 @@ def _build(model: PreTrainedModel, door: InterfaceDoor, folder: Path) -> None:
         new = Path(making) / folder.name
         new.mkdir(mode=0o700)
         try:
-            _make(_Traced(model, door), new, Path(making))
+            _make(traced, new, Path(making))
         except Exception as error:
             raise UnsupportedModel(
-                f"compile=True: the {model.config.model_type} model cannot be compiled here "
+                f"compile=True: the {traced.whole.config.model_type} model cannot be compiled here "
                 f"({first_line(error)}); it takes a C++ compiler and a forward without choices by "
                 "value; leave it out"
             ) from error
@@ -364,7 +391,7 @@ def _state(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(named), **dict(module.named_buffers(remove_duplicate=False))}
 
 
-def _key(model: PreTrainedModel) -> str:
+def _key(model: PreTrainedModel, taps: tuple[int, ...]) -> str:
     """A hash of all that is in a package: code, shapes, versions, processor; no weight is."""
     config = {k: v for k, v in model.config.to_dict().items() if k != "_name_or_path"}
     linears = [(type(m).__name__, m.extra_repr()) for m in _opaque_linears(model)]
@@ -382,6 +409,7 @@ def _key(model: PreTrainedModel) -> str:
         "tensors": tensors,
         "processor": sorted(torch.cpu.get_capabilities().items()),
         "threads": torch.get_num_threads(),
+        **({"taps": taps} if taps else {}),
     }
     text = json.dumps(facts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -8,8 +8,9 @@ over the same blocks; what cannot be rolled back is refused by name.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from outrider.models.adopting import as_it_was_if_refused, restore_layers
 from outrider.models.attention_cpu import attend_cpu
 from outrider.models.attention_op import Body
 from outrider.models.attention_strict import STRICT_BLOCK, StrictBody
-from outrider.models.base import Rows, Target, check_tokens
+from outrider.models.base import Rows, Taps, Target, check_tokens
 from outrider.models.capability import (
     check_by_looking,
     check_logits,
@@ -38,11 +39,12 @@ from outrider.models.capability import (
     through_interface,
     through_slab,
 )
-from outrider.models.compiled import CompiledForward, compiled_forward
+from outrider.models.compiled import CompiledForward, Tapped, compiled_forward
 from outrider.models.context import context_of
 from outrider.models.device import give_back_memory, pick_device
 from outrider.models.doors import Door
 from outrider.models.folder import auto_class, model_folder, no_progress_bar, unreadable
+from outrider.models.layer_gate import LayerGate
 from outrider.models.packing import (
     PackedLinear,
     arrange_linears,
@@ -65,6 +67,8 @@ from outrider.models.weights import WeightNames
 
 if TYPE_CHECKING:
     from jaxtyping import Float
+
+log = logging.getLogger(__name__)
 
 NOT_STRICT = (
     "compile=True and strict=True exclude each other: the same bits for any number of rows are "
@@ -124,6 +128,11 @@ class HuggingFaceTarget(Target):
         self._align, self._row_multiple = 1, 1
         self._compiled: CompiledForward | None = None
         self._product: Product | None = None
+        self._builds = False
+        # Compiled forwards that give hidden states too, by their layers; None where there is none.
+        self._compiled_taps: dict[tuple[int, ...], CompiledForward | None] = {}
+        self._taps: Taps | None = None
+        self._gate: LayerGate | None = None
         self.num_parameters = model.num_parameters()
         with as_it_was_if_refused(model):
             model.eval()
@@ -253,7 +262,8 @@ class HuggingFaceTarget(Target):
         """
         if self.strict:
             raise InvalidConfig(NOT_STRICT)
-        self._compiled = None
+        self._compiled, self._builds = None, build
+        self._compiled_taps.clear()
         found = None
         self._use_product(product(build=build) if self._arranges else None)
         try:
@@ -263,13 +273,7 @@ class HuggingFaceTarget(Target):
                 self._use_product(None)
         if found is None:
             return False
-        error = self._compiled_error(found)
-        if error is not None:
-            raise UnsupportedModel(
-                f"compile=True: the compiled {self.model.config.model_type} model gives rows that "
-                f"differ from its own by {error:.1e} of the largest logit; leave it out, and "
-                f"remove {str(found.folder)!r}"
-            )
+        self._check_compiled(found, ())
         self._compiled = found
         return True
 
@@ -278,18 +282,32 @@ class HuggingFaceTarget(Target):
             use_product(self.model, own)
             self._product = own
 
-    def _compiled_error(self, found: CompiledForward) -> float | None:
-        """By how much compiled rows are wrong; None where they are right."""
+    def _check_compiled(self, found: CompiledForward, layers: tuple[int, ...]) -> None:
+        """Refuses a compiled forward whose rows, or hidden states, are not the model's own."""
         error = 0.0
         for attempt in range(EXPERT_TRIALS if has_experts(self.model) else 1):
             texts = trial_texts(self.vocab_size, self.device, attempt)
-            own = torch.cat((self._one_by_one(texts), trial_rows(self, texts)))
-            with self._running(found):
-                compiled = torch.cat((self._one_by_one(texts), trial_rows(self, texts)))
-            error = float(row_errors(compiled, own).max())
+            with self.uncompiled():
+                own = self._all_tried(texts, layers)
+            with self._running(found, layers):
+                compiled = self._all_tried(texts, layers)
+            pairs = zip(compiled, own, strict=True)
+            error = max(float(row_errors(ours, due).max()) for ours, due in pairs)
             if is_close(self.model, error):
-                return None
-        return error
+                return
+        raise UnsupportedModel(
+            f"compile=True: the compiled {self.model.config.model_type} model gives rows that "
+            f"differ from its own by {error:.1e} of the largest number; leave it out, and "
+            f"remove {str(found.folder)!r}"
+        )
+
+    def _all_tried(self, texts: TrialTexts, layers: tuple[int, ...]) -> list[Tensor]:
+        """Logits of texts read row by row and in every other way; hidden states, if any."""
+        with self.tapping(layers) as taps:
+            found = [torch.cat((self._one_by_one(texts), trial_rows(self, texts)))]
+        if layers:
+            found.append(torch.cat([part for own in taps.parts.values() for part in own]))
+        return found
 
     def _one_by_one(self, texts: TrialTexts) -> Tensor:
         """The logits of a text read row by row."""
@@ -305,12 +323,66 @@ class HuggingFaceTarget(Target):
         return self._running(None)
 
     @contextmanager
-    def _running(self, compiled: CompiledForward | None) -> Iterator[None]:
-        before, self._compiled = self._compiled, compiled
+    def _running(
+        self, compiled: CompiledForward | None, layers: tuple[int, ...] = ()
+    ) -> Iterator[None]:
+        before, taps = self._compiled, dict(self._compiled_taps)
+        self._compiled = compiled
+        if layers:
+            self._compiled_taps[layers] = compiled
         try:
             yield
         finally:
-            self._compiled = before
+            self._compiled, self._compiled_taps = before, taps
+
+    def tapping(self, layers: tuple[int, ...]) -> AbstractContextManager[Taps]:
+        """Note meanwhile the hidden states behind some numbers of layers, by rows scored.
+
+        Where forwards are compiled and no package that gives these states is to be had, the model's
+        own forward runs meanwhile.
+
+        Raises:
+            UnsupportedModel: layers that cannot be told apart; a text that is cached anew when it
+                passes a length.
+            InvalidConfig: layers that the model does not have.
+        """
+        if not layers:
+            return nullcontext(Taps(()))
+        if self._gate is None:
+            if self.switches_regime:
+                raise UnsupportedModel(
+                    f"hidden states of the {self.model.config.model_type} model cannot be noted: "
+                    "its rotary frequencies change with a text's length, and its cache with them; "
+                    "use a drafter that needs none, such as drafter='ngram'"
+                )
+            self._gate = LayerGate(self)
+        depth = self._gate.num_layers
+        if list(layers) != sorted(set(layers)) or not 1 <= layers[0] <= layers[-1] <= depth:
+            raise InvalidConfig(
+                f"hidden states behind layers {layers} of the {self.model.config.model_type} model "
+                f"with {depth} layers; give numbers from 1 to {depth}, ascending"
+            )
+        if self._compiled is not None and layers not in self._compiled_taps:
+            self._compile_tapped(self._gate, layers)
+        return self._tapping(Taps(layers))
+
+    @contextmanager
+    def _tapping(self, taps: Taps) -> Iterator[Taps]:
+        before, self._taps = self._taps, taps
+        try:
+            yield taps
+        finally:
+            self._taps = before
+
+    def _compile_tapped(self, gate: LayerGate, layers: tuple[int, ...]) -> None:
+        tapped = Tapped(layers, lambda: gate.noting([layer - 1 for layer in layers]))
+        found = compiled_forward(self.model, self._door, build=self._builds, tapped=tapped)
+        self._compiled_taps[layers] = None
+        if found is None:
+            log.info("no compiled forward gives hidden states %s; compile=True makes one", layers)
+            return
+        self._check_compiled(found, layers)
+        self._compiled_taps[layers] = found
 
     def _make_strict(self) -> None:
         self._align, self._row_multiple = STRICT_BLOCK, STRICT_ROWS
@@ -370,8 +442,9 @@ class HuggingFaceTarget(Target):
             self._arrange_linears()
             if slabs:
                 slab_linears(self.model, STRICT_ROWS)
-            if self._compiled is not None:
-                self._compiled.bind()
+            for compiled in (self._compiled, *self._compiled_taps.values()):
+                if compiled is not None:
+                    compiled.bind()
 
     def open(self, reserve: int, prefix: Sequence[int] = ()) -> int:
         """Return the handle of a new sequence, which holds what is cached of its prefix."""
@@ -470,10 +543,25 @@ class HuggingFaceTarget(Target):
 
     def _forward(self, rows: Rows, plan: Plan, pad: int) -> Tensor:
         tokens = rows.tokens_R.to(self.device)
-        wanted = rows.logits_rows
-        if self._compiled is not None and (wanted is None or wanted.numel() > 0):
+        wanted, taps = rows.logits_rows, self._taps
+        compiled = self._compiled
+        if compiled is not None and taps is not None:
+            compiled = self._compiled_taps.get(taps.layers)
+        if compiled is not None and (wanted is None or wanted.numel() > 0):
             wanted = torch.arange(len(tokens)) if wanted is None else wanted
-            return self._compiled(tokens[None], plan.positions[None], wanted)[0]
+            logits, hidden = compiled(tokens[None], plan.positions[None], wanted)
+            if taps is not None and hidden is not None:
+                taps.add(rows, hidden[0])
+            return logits[0]
+        if taps is None:
+            return self._own_forward(tokens, wanted, plan, pad)
+        assert self._gate is not None
+        with self._gate.noting([layer - 1 for layer in taps.layers]) as passed:
+            logits = self._own_forward(tokens, wanted, plan, pad)
+        taps.add(rows, torch.cat(passed.hidden, -1).flatten(0, -2)[: len(tokens)])
+        return logits
+
+    def _own_forward(self, tokens: Tensor, wanted: Tensor | None, plan: Plan, pad: int) -> Tensor:
         inputs: dict[str, Any] = {
             "input_ids": (nn.functional.pad(tokens, (0, pad)) if pad else tokens)[None],
             "position_ids": plan.positions[None],

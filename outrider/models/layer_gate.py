@@ -6,17 +6,19 @@ decoder layers, a trial decides: the list whose members a forward calls once eac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from outrider.errors import UnsupportedModel
 from outrider.models.base import Rows
-from outrider.models.hf import HuggingFaceTarget
+
+if TYPE_CHECKING:
+    from outrider.models.hf import HuggingFaceTarget
 
 Forward = Callable[..., Any]
 
@@ -50,9 +52,9 @@ class LayerGate:
             if passed.layers == list(range(self.num_layers)):
                 return
         raise UnsupportedModel(
-            f"early exit cannot be used with the {target.model.config.model_type} model "
-            f"{type(target.model).__name__}: its {self.num_layers} layers are no list that a "
-            "forward calls in order; use another drafter"
+            f"the {self.num_layers} layers of the {target.model.config.model_type} model "
+            f"{type(target.model).__name__} are no list that a forward calls in order, so that "
+            "none can be left out or looked behind; use another drafter, such as 'ngram'"
         )
 
     def _tried(self, target: HuggingFaceTarget) -> Passed:
@@ -86,12 +88,24 @@ class LayerGate:
                 forwards[i] = self._handing_on(entering if i == first - 1 else None)
             elif i in kept:
                 forwards[i] = self._noting(i, layer.forward, passed)
+        with self._exchanged(forwards), self._target.uncompiled():
+            yield passed
+
+    @contextmanager
+    def noting(self, kept: Sequence[int]) -> Iterator[Passed]:
+        """Note what the layers `kept` give, and change nothing."""
+        passed = Passed()
+        forwards = {i: self._noting(i, self._layers[i].forward, passed) for i in kept}
+        with self._exchanged(forwards):
+            yield passed
+
+    @contextmanager
+    def _exchanged(self, forwards: Mapping[int, Forward]) -> Iterator[None]:
         own = {i: vars(self._layers[i]).get("forward") for i in forwards}
         try:
             for i, forward in forwards.items():
                 vars(self._layers[i])["forward"] = forward
-            with self._target.uncompiled():
-                yield passed
+            yield
         finally:
             for i, forward in own.items():
                 if forward is None:

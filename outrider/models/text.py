@@ -118,7 +118,8 @@ class TextTokenizer(Tokenizer):
         Raises:
             InvalidConfig: text with a lone surrogate, which no bytes stand for.
         """
-        return list(self._tokenizer.encode(whole(text)))
+        # Without a word on its length, which is checked where it matters.
+        return list(self._tokenizer.encode(whole(text), verbose=False))
 
     def spell(self, text: str) -> list[int]:
         """Token ids of a text in the middle of others, without special tokens."""

@@ -11,8 +11,8 @@ log = logging.getLogger(__name__)
 
 
 def report(p: Progress) -> None:
-    """One line a step; the held-out perplexity where it was measured."""
-    held_out = "" if p.perplexity is None else f"  held-out perplexity {p.perplexity:.2f}"
+    """One line a step; the held-out figure where it was measured."""
+    held_out = "" if p.held_out is None else f"  {p.figure} {p.held_out:.2f}"
     log.info(
         "step %d/%d  loss %.3f  %.0f tok/s  %.0f s%s",
         p.step,

@@ -28,6 +28,8 @@ class Distillation:
     models wrote.
     """
 
+    figure = "held-out perplexity"
+
     def __init__(
         self,
         recipe: Recipe,
@@ -74,7 +76,7 @@ class Distillation:
             variation += share * tv.item()
         return variation
 
-    def perplexity(self, model: Any) -> float:
+    def held_out(self, model: Any) -> float:
         """Held-out perplexity of the draft itself."""
         return held_out_perplexity(model, self._held_out, self._recipe.train.context)
 

@@ -20,6 +20,8 @@ PERPLEXITY_TOKENS = 16_384
 class LanguageModelling:
     """Mean negative log-likelihood of the next token, in nats, also through one early exit."""
 
+    figure = "held-out perplexity"
+
     def __init__(
         self,
         recipe: Recipe,
@@ -68,7 +70,7 @@ class LanguageModelling:
             (loss / len(micro)).backward()
         return total
 
-    def perplexity(self, model: Any) -> float:
+    def held_out(self, model: Any) -> float:
         """Perplexity of the first held-out tokens, read in rows of the training context."""
         return held_out_perplexity(model, self._held_out, self._recipe.train.context)
 

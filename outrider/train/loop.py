@@ -1,4 +1,4 @@
-"""The loop shared by language modelling and distillation: steps, checkpoints, progress, resuming.
+"""The loop shared by all training: steps, checkpoints, progress, resuming.
 
 A run is killed and resumed without a trace: everything a step draws follows from the seed and the
 step's number.
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outrider.train.optimise import Optimisers
-from outrider.train.recipe import Recipe
+from outrider.train.recipe import HeadRecipe, Recipe
 from outrider.train.schedule import rate_factor
 from outrider.train.state import check_resumable, fingerprint, load_state, save_state
 
@@ -24,28 +24,31 @@ EVALUATE_STEPS = 100
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a run stands after a step; `perplexity` is held-out, where just measured."""
+    """Where a run stands after a step; `held_out` is what `figure` names, where just measured."""
 
     step: int
     steps: int
     loss: float
-    perplexity: float | None
+    held_out: float | None
     rate_tok_s: float
     elapsed_s: float
+    figure: str = "held-out perplexity"
 
 
 ProgressCallback = Callable[[Progress], None]
 
 
 class Objective(Protocol):
-    """What a step minimises."""
+    """What a step minimises; `figure` is what `held_out` measures."""
+
+    figure: str
 
     def backward(self, model: Any, step: int) -> float:
         """Add the step's gradients to the model and return its loss."""
         ...
 
-    def perplexity(self, model: Any) -> float:
-        """Held-out perplexity."""
+    def held_out(self, model: Any) -> float:
+        """How good the model is on held-out text."""
         ...
 
     def state(self) -> dict[str, Tensor]:
@@ -71,7 +74,7 @@ class Outcome:
 def train(
     model: Any,
     objective: Objective,
-    recipe: Recipe,
+    recipe: Recipe | HeadRecipe,
     folder: Path,
     *,
     inputs: Mapping[str, str],
@@ -126,11 +129,12 @@ def train(
         step += 1
         rate_tok_s = run.batch_tokens / (time.monotonic() - step_started)
         history.append((step, loss))
-        perplexity = None
+        held_out = None
         if step % EVALUATE_STEPS == 0 or step == run.steps:
-            perplexity = objective.perplexity(model)
+            held_out = objective.held_out(model)
         if progress is not None:
-            progress(Progress(step, run.steps, loss, perplexity, rate_tok_s, elapsed()))
+            at = Progress(step, run.steps, loss, held_out, rate_tok_s, elapsed(), objective.figure)
+            progress(at)
         if time.monotonic() - saved > CHECKPOINT_S:
             save()
             saved = time.monotonic()

@@ -18,6 +18,8 @@ class Optimisers:
         vectors: list[Tensor] = []
         tied = model.config.tie_word_embeddings
         for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                continue
             if parameter.dim() < 2 or "lm_head" in name or (tied and "embed" in name):
                 vectors.append(parameter)
             else:

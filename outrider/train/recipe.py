@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from outrider.errors import InvalidConfig
 
 PRECISIONS = ("float32", "bfloat16")
+LOSSES = ("ce", "kl", "reverse-kl", "tv")
+"""Losses of a head: cross entropy of the text's own tokens, forward and reverse divergence from the
+target's law, and total variation from it."""
 PRECISIONS_SAID = " or ".join(PRECISIONS)
 
 
@@ -186,6 +189,59 @@ class Recipe:
     train: TrainRecipe
     tokenizer: TokenizerRecipe = field(default_factory=TokenizerRecipe)
     distil: DistilRecipe | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EagleRecipe:
+    """How an EAGLE-3 head learns its target's laws from the target's hidden states.
+
+    `taps` are the layers read, empty: low, middle and high ones; `draft_vocab` the most frequent
+    tokens of the text, which alone are guessed; `ffn_size` 0 is the target's. A step reads the head
+    `steps` times, from the second on its own features (training-time test), each time weighted
+    `step_decay` less. `loss` is one of LOSSES, taken over the draft vocabulary.
+
+    `written_share` of the rows are the target's own continuations of `prompt_tokens` tokens of the
+    text, `written_rows` in all, `greedy_share` of them greedy.
+    """
+
+    taps: tuple[int, ...] = ()
+    draft_vocab: int = 32000
+    ffn_size: int = 0
+    steps: int = 3
+    step_decay: float = 0.8
+    loss: str = "kl"
+    written_share: float = 0.0
+    written_rows: int = 512
+    prompt_tokens: int = 64
+    greedy_share: float = 0.5
+
+    def __post_init__(self) -> None:
+        _require(self.loss in LOSSES, "eagle.loss", self.loss, f"one of {', '.join(LOSSES)}")
+        _require(self.steps >= 1, "eagle.steps", self.steps, "at least 1")
+        _require(self.draft_vocab >= 1, "eagle.draft_vocab", self.draft_vocab, "at least 1")
+        for name in ("step_decay", "written_share", "greedy_share"):
+            value: float = getattr(self, name)
+            _require(0.0 <= value <= 1.0, f"eagle.{name}", value, "between 0 and 1")
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRecipe:
+    """A whole run of a head: what it learns from its target, and from which text.
+
+    Without a `corpus` the text is given with the run.
+    """
+
+    name: str
+    seed: int
+    train: TrainRecipe
+    eagle: EagleRecipe = field(default_factory=EagleRecipe)
+    corpus: CorpusRecipe | None = None
+
+    def __post_init__(self) -> None:
+        run, head = self.train, self.eagle
+        _require(run.context == run.long_context, "train.long_context", run.long_context, "context")
+        least = max(head.steps + 1, head.prompt_tokens + 1)
+        _require(run.context > least, "train.context", run.context, f"more than {least}")
 
 
 def _require(holds: bool, name: str, value: object, expected: str) -> None:

@@ -11,6 +11,8 @@ from outrider.errors import InvalidConfig
 from outrider.train.recipe import (
     CorpusRecipe,
     DistilRecipe,
+    EagleRecipe,
+    HeadRecipe,
     ModelRecipe,
     Recipe,
     TokenizerRecipe,
@@ -25,31 +27,44 @@ SECTIONS: Mapping[str, type[Any]] = {
     "model": ModelRecipe,
     "train": TrainRecipe,
     "distil": DistilRecipe,
+    "eagle": EagleRecipe,
 }
 
 
 def load_recipe(path: Path) -> Recipe:
     """The recipe in a TOML file; InvalidConfig for whatever in it cannot be meant."""
+    return parse_recipe(_table(path))
+
+
+def load_head_recipe(path: Path) -> HeadRecipe:
+    """The recipe of a head in a TOML file; InvalidConfig for whatever in it cannot be meant."""
+    return _build(HeadRecipe, _sections(_table(path)), "recipe")
+
+
+def _table(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
         raise InvalidConfig(
             f"no recipe at {path}; give a TOML file or the name of a bundled recipe"
         )
     try:
-        table = tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(path.read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidConfig(f"recipe {path} is not TOML: {error}; correct the file") from error
-    return parse_recipe(table)
 
 
 def parse_recipe(table: Mapping[str, Any]) -> Recipe:
     """The recipe of a parsed TOML table."""
-    values = {
+    return _build(Recipe, _sections(table), "recipe")
+
+
+def _sections(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The table with its known sections as records."""
+    return {
         key: _build(SECTIONS[key], value, key)
         if key in SECTIONS and isinstance(value, Mapping)
         else value
         for key, value in table.items()
     }
-    return _build(Recipe, values, "recipe")
 
 
 def _build(kind: type[T], table: Mapping[str, Any], section: str) -> T:

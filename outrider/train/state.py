@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from outrider.errors import InvalidConfig
-from outrider.train.recipe import Recipe
+from outrider.train.recipe import HeadRecipe, Recipe
 from outrider.train.schedule import depth_at
 
 STATE_FILE = "state.pt"
@@ -51,7 +51,7 @@ def load_state(folder: Path) -> dict[str, Any] | None:
     return state
 
 
-def fingerprint(recipe: Recipe, inputs: Mapping[str, str]) -> dict[str, Any]:
+def fingerprint(recipe: Recipe | HeadRecipe, inputs: Mapping[str, str]) -> dict[str, Any]:
     """What must not change in a resumed run: all it reads, and its recipe but phases' lengths."""
     table = asdict(recipe)
     for key in ("tokens", "decay_fraction", "long_fraction", "growth", "threads"):
@@ -60,7 +60,7 @@ def fingerprint(recipe: Recipe, inputs: Mapping[str, str]) -> dict[str, Any]:
 
 
 def check_resumable(
-    recipe: Recipe, inputs: Mapping[str, str], state: dict[str, Any], folder: Path
+    recipe: Recipe | HeadRecipe, inputs: Mapping[str, str], state: dict[str, Any], folder: Path
 ) -> None:
     """InvalidConfig when the state is another recipe's, or past what the change affects."""
     known, now = state["fingerprint"], fingerprint(recipe, inputs)
@@ -70,7 +70,8 @@ def check_resumable(
             f"the run in {folder} was started by another recipe or other files ({changed} differ); "
             f"{ANEW}"
         )
-    _check_growth(recipe, state, folder)
+    if isinstance(recipe, Recipe):
+        _check_growth(recipe, state, folder)
     total = state["total"]
     now = [recipe.train.steps, recipe.train.decay_from, recipe.train.long_from]
     if total != now and state["step"] > min(total[1], now[1], total[2], now[2]):

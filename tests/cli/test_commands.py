@@ -186,6 +186,15 @@ def test_interrupted_training_can_be_resumed(
     assert "resumes" in ran.err
 
 
+def test_a_head_wants_text(outrider: Command, tmp_path: Path) -> None:
+    ran = outrider("train", "eagle3", "--out", str(tmp_path / "head"))
+    assert ran.code == 2
+    assert "no text to train on; give files, folders or JSONL with --text" in ran.err
+    ran = outrider("train", "eagle3", "--out", str(tmp_path / "head"), "--loss", "mse")
+    assert ran.code == 2
+    assert "eagle.loss is mse" in ran.err
+
+
 def test_an_unknown_recipe_is_refused(outrider: Command, tmp_path: Path) -> None:
     ran = outrider("train", "lm", "no-such.toml", "--out", str(tmp_path))
     assert ran.code == 2

@@ -25,6 +25,7 @@ from outrider.engine import Emitter, Engine, Requests
 from outrider.models.protocol import ProtocolTarget
 from outrider.tree import TreeBudget
 from outrider.types import Request
+from tests.drafters.tapped import TappedTarget, ToyEagle
 from tests.engine.toys import blurred, decoder, markov
 
 VOCAB = 6
@@ -38,6 +39,7 @@ MAKERS: dict[str, Callable[[], Drafter]] = {
     "grammar": GrammarDrafter,
     "model": lambda: ModelDrafter(ProtocolTarget(blurred(TARGET, 3, 0.2))),
     "protocol": lambda: ProtocolDrafter(blurred(TARGET, 3, 0.2)),
+    "eagle": lambda: ToyEagle(VOCAB, seed=5),
     "suffix+recycle": lambda: CombinedDrafter([SuffixDrafter(), RecycleDrafter()]),
     "suffix+model": lambda: CombinedDrafter([SuffixDrafter(), made("model")]),
     "ngram+protocol+model": lambda: CombinedDrafter(
@@ -61,7 +63,7 @@ every_drafter = pytest.mark.parametrize("name", MAKERS)
 
 
 def served(drafter: Drafter, trees: TreeBudget | None = None) -> Requests:
-    engine = Engine(ProtocolTarget(TARGET), drafter, Emitter(None), trees=trees)
+    engine = Engine(TappedTarget(TARGET), drafter, Emitter(None), trees=trees)
     return Requests(engine, depth=5, end_tokens=frozenset())
 
 
@@ -121,6 +123,8 @@ def test_it_keeps_nothing_of_texts_that_are_over(name: str) -> None:
     assert by_text(drafter) == []
     if isinstance(drafter, ModelDrafter):
         assert not drafter.model._texts
+    if isinstance(drafter, ToyEagle):
+        assert not drafter.model._cache._sequences
 
 
 @every_drafter
@@ -141,7 +145,9 @@ def test_a_cancelled_text_leaves_nothing_and_the_others_go_on(name: str) -> None
 @every_drafter
 @pytest.mark.parametrize("rule", ["block", "token", "match"])
 def test_it_goes_with_every_rule_at_temperature_zero(name: str, rule: str) -> None:
-    ours = decoder(made(name), TARGET, 4, rule, temperature=0.0).generate_batch(RAGGED, 20)
+    ours = decoder(made(name), TappedTarget(TARGET), 4, rule, temperature=0.0).generate_batch(
+        RAGGED, 20
+    )
     assert ours == decoder(None, TARGET, temperature=0.0).generate_batch(RAGGED, 20)
 
 
@@ -177,7 +183,7 @@ def test_an_interrupted_round_changes_no_token(name: str) -> None:
 def test_no_draft_is_longer_than_asked_for(name: str) -> None:
     drafter = made(name)
     config = SpeculativeDecoderConfig(k=3, sampling=SamplingParams(temperature=0.0))
-    spec = SpeculativeDecoder(drafter, TARGET, config)
+    spec = SpeculativeDecoder(drafter, TappedTarget(TARGET), config)
     seen = []
     propose = drafter.propose
 

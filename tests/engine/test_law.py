@@ -11,9 +11,9 @@ import pytest
 from outrider import SamplingParams
 from outrider.drafters import Drafter, NgramDrafter, ProtocolDrafter
 from outrider.engine import Emitter, Engine, Requests
-from outrider.models.protocol import ProtocolTarget
 from outrider.models.tabular import MarkovModel
 from outrider.types import Request
+from tests.drafters.tapped import TappedTarget, ToyEagle
 from tests.engine.toys import blurred, markov
 
 LENGTH = 5
@@ -32,9 +32,15 @@ class Liar(ProtocolDrafter):
         )
 
 
+MAKERS = {
+    "model": lambda: ProtocolDrafter(blurred(TARGET, 5, 0.6)),
+    "ngram": lambda: NgramDrafter(1, 2),
+}
+
+
 def samples(drafter: Drafter, rule: str, count: int) -> Counter[tuple[int, ...]]:
     """The first tokens of `count` texts, each with its own seed."""
-    engine = Engine(ProtocolTarget(TARGET), drafter, Emitter(None), max_texts=500)
+    engine = Engine(TappedTarget(TARGET), drafter, Emitter(None), max_texts=500)
     requests = Requests(engine, depth=3, end_tokens=frozenset())
     done = requests.complete(
         [
@@ -66,10 +72,15 @@ def chi_square(counts: Counter[tuple[int, ...]], model: MarkovModel) -> float:
 
 
 @pytest.mark.parametrize("rule", ["token", "block", "match", "coupled"])
-@pytest.mark.parametrize("drafter", ["model", "ngram"])
+@pytest.mark.parametrize("drafter", MAKERS)
 def test_first_five_tokens_follow_the_target(rule: str, drafter: str) -> None:
-    made = ProtocolDrafter(blurred(TARGET, 5, 0.6)) if drafter == "model" else NgramDrafter(1, 2)
-    assert chi_square(samples(made, rule, 1500), TARGET) < 4.5
+    assert chi_square(samples(MAKERS[drafter](), rule, 1500), TARGET) < 4.5
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_first_five_tokens_of_a_heads_drafts_follow_the_target(rule: str) -> None:
+    """Its laws are over two of the three tokens."""
+    assert chi_square(samples(ToyEagle(3, 1), rule, 1000), TARGET) < 4.5
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])

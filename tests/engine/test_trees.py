@@ -22,6 +22,7 @@ from outrider.errors import InvalidConfig, UnsupportedModel
 from outrider.models.protocol import ProtocolTarget
 from outrider.tree import TreeBudget
 from outrider.types import Request
+from tests.drafters.tapped import TappedTarget, ToyEagle
 from tests.engine.test_law import LENGTH, PREFIX, TARGET, chi_square
 from tests.engine.toys import blurred, markov
 
@@ -147,7 +148,7 @@ def test_the_law_told_is_the_law_each_node_was_drawn_from(rule: str) -> None:
 
 
 def samples(drafter: Drafter, rule: str, count: int, trees: TreeBudget) -> Counter[tuple[int, ...]]:
-    engine = Engine(ProtocolTarget(TARGET), drafter, Emitter(None), max_texts=500, trees=trees)
+    engine = Engine(TappedTarget(TARGET), drafter, Emitter(None), max_texts=500, trees=trees)
     requests = Requests(engine, depth=3, end_tokens=frozenset())
     done = requests.complete(
         [
@@ -163,6 +164,12 @@ def samples(drafter: Drafter, rule: str, count: int, trees: TreeBudget) -> Count
 def test_first_five_tokens_follow_the_target(rule: str) -> None:
     drafter = ModelDrafter(ProtocolTarget(blurred(TARGET, 5, 0.6)))
     assert chi_square(samples(drafter, rule, 1000, TreeBudget(2, 5)), TARGET) < 4.5
+
+
+@pytest.mark.parametrize("rule", ["recursive", "traversal"])
+def test_first_five_tokens_of_a_heads_trees_follow_the_target(rule: str) -> None:
+    """Its laws are over two of the three tokens."""
+    assert chi_square(samples(ToyEagle(3, 1), rule, 1000, TreeBudget(2, 5)), TARGET) < 4.5
 
 
 @pytest.mark.parametrize("rule", ["recursive", "hybrid-traversal", "kseq", "gbv"])

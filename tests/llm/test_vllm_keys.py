@@ -83,6 +83,10 @@ def test_every_method_is_known(method: str) -> None:
             read({"method": method})
 
 
+def test_a_head_is_named_by_its_folder() -> None:
+    assert read({"method": "eagle3", "model": "runs/head"}).drafter == "eagle:runs/head"
+
+
 @pytest.mark.parametrize("rule", ["synthetic", "fly"])
 def test_verification_that_is_not_lossless_says_so(rule: str) -> None:
     with pytest.raises(InvalidConfig, match="changes the law of the text"):

@@ -436,3 +436,20 @@ class TestFolders:
         (broken / compiled.PACKAGE).write_bytes(b"no package")
         with pytest.raises(ModelError, match="cannot be loaded"):
             HuggingFaceTarget(tiny()).compile()
+
+
+@pytest.mark.slow
+def test_hidden_states_come_out_of_a_package_of_their_own(target: HuggingFaceTarget) -> None:
+    layers, tokens = (1, 3), random_tokens(6)
+    seq = target.open(8)
+    read = Rows((seq,), (6,), tokens)
+    with target.uncompiled(), target.tapping(layers) as own:
+        due = target.score(read)
+    assert layers not in target._compiled_taps
+    target.discard(seq)
+    with target.tapping(layers) as taps:
+        logits = target.score(read)
+    assert target._compiled_taps[layers] is not None
+    assert relative_error(logits, due) < 1e-4
+    assert relative_error(taps.of(seq), own.of(seq)) < 1e-4
+    target.close(seq)

@@ -1,0 +1,285 @@
+"""EAGLE-3 heads in the folder layout of `speculators`: config.json beside model.safetensors.
+
+What that package writes (0.9) is read, and what is written it reads, as do the engines that take
+its folders. A head that cannot be what its files say is refused before any forward.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from outrider.errors import InvalidConfig, ModelError, UnsupportedModel
+from outrider.models.eagle import EagleHead, EagleShape
+
+if TYPE_CHECKING:
+    from outrider.models.hf import HuggingFaceTarget
+
+CONFIG, WEIGHTS, PICKLE = "config.json", "model.safetensors", "pytorch_model.bin"
+KIND, VERSION = "eagle3", "0.9.0"
+EMBEDDINGS = "embed_tokens.weight"
+WITHOUT = {"norm_before_fc": False, "fc_norm": False, "norm_output": False}
+"""Variations of the layout that are not read, and what says that a head has none of them."""
+
+
+def save_head(
+    head: EagleHead,
+    folder: Path,
+    *,
+    verifier: str,
+    architecture: str,
+    dtype: torch.dtype | None = None,
+    embeddings: bool = True,
+) -> None:
+    """Write a head; `verifier` and `architecture` are its target's name and class.
+
+    Without `embeddings` who loads it takes the target's, as Outrider and vLLM do.
+    """
+    tensors_of = head.state_dict()
+    if embeddings:
+        tensors_of[EMBEDDINGS] = head.embeddings.weight
+    else:
+        tensors_of.pop(EMBEDDINGS, None)
+    folder.mkdir(parents=True, exist_ok=True)
+    shape = head.shape
+    layer = shape.layer_config().to_dict()
+    layer = {key: layer[key] for key in LAYER_KEYS if key in layer}
+    stored = head.lm_head.weight.dtype if dtype is None else dtype
+    config: dict[str, Any] = {
+        "architectures": ["Eagle3DraftModel"],
+        "draft_vocab_size": shape.draft_vocab_size,
+        "dtype": str(stored).removeprefix("torch."),
+        "eagle_aux_hidden_state_layer_ids": list(shape.taps),
+        "norm_before_residual": shape.norm_before_residual,
+        **WITHOUT,
+        "embed_requires_grad": False,
+        "speculators_config": {
+            "algorithm": KIND,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [
+                {
+                    "accept_tolerance": 0.0,
+                    "proposal_type": "greedy",
+                    "speculative_tokens": 4,
+                    "verifier_accept_k": 1,
+                }
+            ],
+            "verifier": {"architectures": [architecture], "name_or_path": verifier},
+        },
+        "speculators_model_type": KIND,
+        "speculators_version": VERSION,
+        "target_hidden_size": None,
+        "tie_word_embeddings": False,
+        "transformer_layer_config": {
+            **layer,
+            "rope_parameters": dict(shape.rope),
+            # Where older readers look.
+            "rope_theta": shape.rope["rope_theta"],
+        },
+    }
+    (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
+    tensors = {
+        name: tensor.detach().to("cpu", stored if tensor.is_floating_point() else tensor.dtype)
+        for name, tensor in tensors_of.items()
+    }
+    tensors["t2d"] = torch.zeros(shape.vocab_size, dtype=torch.bool).index_fill_(
+        0, head.tokens.cpu(), True
+    )
+    save_file({name: t.contiguous() for name, t in tensors.items()}, folder / WEIGHTS)
+    (folder / WEIGHTS).chmod(0o644)
+
+
+LAYER_KEYS = (
+    "attention_bias",
+    "head_dim",
+    "hidden_act",
+    "hidden_size",
+    "intermediate_size",
+    "max_position_embeddings",
+    "mlp_bias",
+    "model_type",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "vocab_size",
+)
+
+
+def load_head(folder: Path, target: HuggingFaceTarget | None = None) -> EagleHead:
+    """Read a head, in float32; taps that the folder leaves out are the usual ones of `target`.
+
+    Raises:
+        ModelError: no head, or files that cannot be read or do not fit each other; a pickle that
+            holds more than tensors.
+        UnsupportedModel: a kind of head, or a variation, that is not read.
+    """
+    config = _config(folder)
+    tensors = _tensors(folder)
+    shape = _shape(folder, config, target)
+    tokens = _tokens(folder, shape, tensors)
+    head = EagleHead(shape, tokens, own_embeddings=EMBEDDINGS in tensors)
+    own = {name: tensor.float() for name, tensor in tensors.items() if tensor.is_floating_point()}
+    due = {name: value.shape for name, value in head.named_parameters()}
+    if own.keys() != due.keys():
+        names = ", ".join(sorted(own.keys() ^ due.keys()))
+        raise ModelError(
+            f"the head in {str(folder)!r} has other tensors than an EAGLE-3 head ({names}); give a "
+            "folder in the layout of speculators"
+        )
+    wrong = next((name for name in due if own[name].shape != due[name]), None)
+    if wrong is not None:
+        raise ModelError(
+            f"{wrong} in {str(folder)!r} has shape {tuple(own[wrong].shape)}, and {CONFIG} says "
+            f"{tuple(due[wrong])}; the two are of different heads"
+        )
+    head.load_state_dict(own, strict=False)
+    return head.eval()
+
+
+def check_verifier(folder: Path, target: HuggingFaceTarget) -> None:
+    """Refuse a head that was made for a model of another class.
+
+    Raises:
+        ModelError: naming both.
+    """
+    said = _config(folder).get("speculators_config", {}).get("verifier", {})
+    classes = said.get("architectures") or []
+    own = type(target.model).__name__
+    if classes and own not in classes:
+        raise ModelError(
+            f"the head in {str(folder)!r} was made for {said.get('name_or_path')!r}, a "
+            f"{' or '.join(classes)}, and the target is a {own}; give the head of this target"
+        )
+
+
+def _config(folder: Path) -> Mapping[str, Any]:
+    try:
+        config = json.loads((folder / CONFIG).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"{str(folder)!r} holds no {CONFIG} that can be read; give the folder of a head in the "
+            "layout of speculators"
+        ) from error
+    kind = config.get("speculators_model_type") if isinstance(config, dict) else None
+    if kind != KIND:
+        raise UnsupportedModel(
+            f"{str(folder)!r} holds no EAGLE-3 head (speculators_model_type is {kind!r}); "
+            f"{KIND!r} is read here"
+        )
+    return config
+
+
+def _shape(folder: Path, config: Mapping[str, Any], target: HuggingFaceTarget | None) -> EagleShape:
+    for name, without in WITHOUT.items():
+        if config.get(name) not in (None, without):
+            raise UnsupportedModel(
+                f"the head in {str(folder)!r} has {name}={config[name]!r}, which is not read here"
+            )
+    layer = config.get("transformer_layer_config", {})
+    try:
+        width, heads = int(layer["hidden_size"]), int(layer["num_attention_heads"])
+        taps = config.get("eagle_aux_hidden_state_layer_ids") or _usual_taps(folder, target)
+        others = {
+            "target_hidden_size": config.get("target_hidden_size") in (None, width),
+            "num_hidden_layers": layer.get("num_hidden_layers", 1) == 1,
+            "hidden_act": layer.get("hidden_act", "silu") == "silu",
+            "attention_bias": not layer.get("attention_bias"),
+            "mlp_bias": not layer.get("mlp_bias"),
+            "model_type": layer.get("model_type", "llama") == "llama",
+        }
+        wrong = next((name for name, fits in others.items() if not fits), None)
+        if wrong is not None:
+            value = config.get(wrong, layer.get(wrong))
+            raise UnsupportedModel(
+                f"the head in {str(folder)!r} has {wrong}={value!r}, which is not read here"
+            )
+        return EagleShape(
+            vocab_size=int(layer["vocab_size"]),
+            draft_vocab_size=int(config["draft_vocab_size"] or layer["vocab_size"]),
+            hidden_size=width,
+            ffn_size=int(layer["intermediate_size"]),
+            heads=heads,
+            kv_heads=int(layer.get("num_key_value_heads") or heads),
+            head_size=int(layer.get("head_dim") or width // heads),
+            taps=tuple(taps),
+            max_positions=int(layer.get("max_position_embeddings", 2048)),
+            norm_eps=float(layer.get("rms_norm_eps", 1e-6)),
+            rope=_rope(layer),
+            norm_before_residual=bool(config.get("norm_before_residual")),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, (InvalidConfig, ModelError)):
+            raise
+        raise ModelError(
+            f"{CONFIG} in {str(folder)!r} is none of an EAGLE-3 head ({error!r}); give a folder in "
+            "the layout of speculators"
+        ) from error
+
+
+def _rope(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """Rotary parameters, said in one place or, as older files do, in two."""
+    if layer.get("rope_parameters"):
+        return dict(layer["rope_parameters"])
+    scaled = dict(layer.get("rope_scaling") or {"rope_type": "default"})
+    return {**scaled, "rope_theta": float(layer.get("rope_theta", 10000.0))}
+
+
+def _usual_taps(folder: Path, target: HuggingFaceTarget | None) -> tuple[int, ...]:
+    """The layers that heads are made for where nothing is said: low, middle and high."""
+    if target is None:
+        raise ModelError(
+            f"the head in {str(folder)!r} does not say which layers it reads; load it with its "
+            "target"
+        )
+    depth = int(target.model.config.get_text_config().num_hidden_layers)
+    return 2, depth // 2, depth - 3
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    try:
+        if (folder / WEIGHTS).is_file():
+            return load_file(folder / WEIGHTS)
+        if (folder / PICKLE).is_file():
+            return dict(torch.load(folder / PICKLE, map_location="cpu", weights_only=True))
+    except (OSError, SafetensorError, RuntimeError, pickle.UnpicklingError) as error:
+        raise ModelError(
+            f"the weights in {str(folder)!r} cannot be read, or hold more than tensors; give "
+            f"{WEIGHTS}"
+        ) from error
+    raise ModelError(f"{str(folder)!r} holds neither {WEIGHTS} nor {PICKLE}; give the whole folder")
+
+
+def _tokens(folder: Path, shape: EagleShape, tensors: Mapping[str, Tensor]) -> Tensor | None:
+    """The target's tokens of the draft vocabulary; None where it is the whole."""
+    d2t = tensors.get("d2t")
+    if d2t is None:
+        if shape.draft_vocab_size != shape.vocab_size:
+            raise ModelError(
+                f"the head in {str(folder)!r} guesses {shape.draft_vocab_size} of "
+                f"{shape.vocab_size} tokens and does not say which (d2t); give the whole folder"
+            )
+        return None
+    tokens = d2t.long() + torch.arange(len(d2t))
+    t2d = tensors.get("t2d")
+    fits = (
+        d2t.shape == (shape.draft_vocab_size,)
+        and bool((tokens.diff() > 0).all())
+        and int(tokens[0]) >= 0
+        and int(tokens[-1]) < shape.vocab_size
+        and (t2d is None or torch.equal(t2d.nonzero().flatten(), tokens))
+    )
+    if not fits:
+        raise ModelError(
+            f"d2t in {str(folder)!r} is no ascending map of {shape.draft_vocab_size} drafted to "
+            f"{shape.vocab_size} tokens, or t2d is of another"
+        )
+    return tokens

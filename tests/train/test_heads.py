@@ -1,0 +1,186 @@
+"""Heads learn from their target, and survive a kill bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider.errors import InvalidConfig
+from outrider.models.bundled import bundled_path
+from outrider.models.eagle import EagleHead
+from outrider.models.hf import HuggingFaceTarget
+from outrider.models.speculators import load_head
+from outrider.models.text import TextTokenizer
+from outrider.train import eagle, loop
+from outrider.train.eagle import TrainingTimeTest, distance, draft_tokens, new_head, taps_of
+from outrider.train.recipe import LOSSES, EagleRecipe, HeadRecipe, TrainRecipe
+from outrider.train.run_head import HeadRun, head_recipe, plan_head, run_head
+from outrider.train.state import load_state
+from outrider.train.texts import read_texts
+from tests.house.layout import ROOT
+from tests.models.families import VOCAB, one_thread, random_model
+
+single = pytest.fixture(scope="module", autouse=True)(one_thread)
+RECIPE = HeadRecipe(
+    name="test",
+    seed=5,
+    train=TrainRecipe(
+        tokens=16 * 64,
+        batch_tokens=64,
+        micro_tokens=32,
+        context=32,
+        long_context=32,
+        warmup_steps=2,
+        vector_rate=1e-2,
+        threads=1,
+    ),
+    eagle=EagleRecipe(
+        draft_vocab=60, ffn_size=32, steps=3, written_share=0.5, written_rows=6, prompt_tokens=8
+    ),
+)
+TARGET = HuggingFaceTarget(random_model("llama"), share_prefixes=False)
+
+
+def documents(seed: int) -> tuple[tuple[int, ...], ...]:
+    draw = torch.Generator().manual_seed(seed)
+    return tuple(tuple(torch.randint(1, 80, (200,), generator=draw).tolist()) for _ in range(4))
+
+
+def run_of(recipe: HeadRecipe = RECIPE) -> HeadRun:
+    train, held_out = documents(1), documents(2)
+    tokens = draft_tokens(train, VOCAB, recipe.eagle.draft_vocab)
+    objective = TrainingTimeTest(recipe, TARGET, train, held_out, 0)
+    head = new_head(recipe, TARGET, tokens)
+    return HeadRun(recipe, TARGET, objective, head, {"target": "tiny"}, "tiny")
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    state = load_state(folder / "training")
+    assert state is not None
+    return state["model"]
+
+
+def test_a_killed_run_resumes_to_the_same_bits_and_is_served(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(loop, "EVALUATE_STEPS", 8)
+    monkeypatch.setattr(eagle, "NEW_TOKENS", 6)
+    before = torch.get_rng_state()
+    assert run_head(run_of(), tmp_path / "whole").finished
+    assert torch.equal(before, torch.get_rng_state()), "the global generator plays no part"
+    monkeypatch.setattr(loop, "CHECKPOINT_S", 0.0)
+
+    def stop(at: loop.Progress) -> None:
+        if at.step == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_head(run_of(), tmp_path / "killed", progress=stop)
+    state = load_state(tmp_path / "killed" / "training")
+    assert state is not None and state["step"] == 6
+    assert len(state["objective"]["written"]) == 6, "what the target wrote is kept"
+    assert run_head(run_of(), tmp_path / "killed").finished
+    one, other = weights(tmp_path / "whole"), weights(tmp_path / "killed")
+    assert one.keys() == other.keys() and "embed_tokens.weight" not in one
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert not torch.equal(one["fc.weight"], run_of().head.fc.weight)
+    # Its folder is a head of float16, over the tokens that the text has most.
+    head = load_head(tmp_path / "whole")
+    torch.testing.assert_close(head.fc.weight, one["fc.weight"], rtol=1e-3, atol=1e-3)
+    assert head.shape.taps == (1, 2) and head.shape.draft_vocab_size == 60
+    lines = (tmp_path / "whole" / "training" / "log.jsonl").read_text().splitlines()
+    noted = [json.loads(line) for line in lines]
+    assert [line["step"] for line in noted] == list(range(1, 17))
+    measured = [line["step"] for line in noted if "accepted_length" in line]
+    assert measured == [8, 16]
+    changed = dataclasses.replace(RECIPE, seed=6)
+    with pytest.raises(InvalidConfig, match=r"another recipe or other files \(seed differ\)"):
+        run_head(run_of(changed), tmp_path / "killed")
+
+
+def test_a_head_learns_what_its_target_says(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(eagle, "NEW_TOKENS", 6)
+    longer = dataclasses.replace(RECIPE.train, tokens=50 * 64)
+    run = run_of(dataclasses.replace(RECIPE, train=longer))
+    losses = [loss for _, loss in run_head(run, tmp_path).history]
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+    assert 1.0 <= run.objective.held_out(run.head) <= 1.0 + eagle.DEPTH
+
+
+def test_every_loss_falls_and_is_zero_at_the_target() -> None:
+    logits = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
+    following = torch.tensor([0, 6, -100, 3, 2])
+    for loss in LOSSES:
+        other = (logits * 0.5).requires_grad_()
+        value = distance(loss, logits, other.log_softmax(-1), following)
+        value.backward()
+        assert other.grad is not None
+        moved = (other - 0.1 * other.grad).log_softmax(-1)
+        assert distance(loss, logits, moved, following) < value
+        if loss != "ce":
+            assert distance(loss, logits, logits.log_softmax(-1), following) < 1e-6 < value
+    p, q = logits.softmax(-1), (logits * 0.5).softmax(-1)
+    due = 1 - torch.minimum(p, q).sum(-1).mean()
+    assert distance("tv", logits, q.log(), following) == pytest.approx(float(due), abs=1e-6)
+
+
+def test_the_most_frequent_tokens_are_drafted() -> None:
+    assert draft_tokens([[3, 3, 1], [1, 5], []], 6, 2).tolist() == [1, 3]
+    assert draft_tokens([[3]], 6, 3).tolist() == [0, 1, 3]
+    assert draft_tokens([[3]], 6, 99).tolist() == list(range(6))
+    assert taps_of(EagleRecipe(), TARGET) == (1, 2)
+    assert taps_of(EagleRecipe(taps=(2, 3)), TARGET) == (2, 3)
+
+
+def test_a_plan_costs_one_micro_batch_and_changes_nothing() -> None:
+    run = run_of()
+    plan = plan_head(run)
+    assert (plan.steps, plan.tokens) == (16, 16 * 64) and plan.memory_bytes > 1e6
+    assert "16 steps, 1024 tokens, a head of" in plan.said()
+    assert all(parameter.grad is None for parameter in run.head.parameters())
+    assert isinstance(run.head, EagleHead)
+
+
+def test_texts_are_files_folders_and_conversations(tmp_path: Path) -> None:
+    tokenizer = TextTokenizer(bundled_path("target"))
+    for i in range(3):
+        (tmp_path / f"{i}.py").write_text(f"x = {i}\n")
+    (tmp_path / ".hidden").write_text("no")
+    (tmp_path / "more.jsonl").write_text('{"text": "def f():"}\n\n{"text": "import os"}\n')
+    texts = read_texts([tmp_path], tokenizer)
+    wanted = ["x = 0\n", "x = 1\n", "x = 2\n", "def f():", "import os"]
+    decoded = [tokenizer.decode(ids) for ids in (*texts.train, *texts.held_out)]
+    assert sorted(decoded) == sorted(wanted) and len(texts.held_out) == 1
+    (tmp_path / "one.txt").write_text("word " * 100)
+    single = read_texts([tmp_path / "one.txt"], tokenizer)
+    assert len(single.held_out[0]) == (len(single.train[0]) + len(single.held_out[0])) // 20
+    for content, says in (
+        ("{", "line 1 of bad.jsonl is no JSON"),
+        ('{"messages": []}', "neither a text nor a conversation"),
+        ("[1]", "neither a text nor a conversation"),
+    ):
+        (tmp_path / "bad.jsonl").write_text(content)
+        with pytest.raises(InvalidConfig, match=says):
+            read_texts([tmp_path / "bad.jsonl"], tokenizer)
+    (tmp_path / "raw").write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(InvalidConfig, match="no text in UTF-8"):
+        read_texts([tmp_path / "raw"], tokenizer)
+    with pytest.raises(InvalidConfig, match="is no file or folder"):
+        read_texts([tmp_path / "nowhere"], tokenizer)
+    (tmp_path / "empty").write_text("")
+    with pytest.raises(InvalidConfig, match="too little text"):
+        read_texts([tmp_path / "empty"], tokenizer)
+
+
+def test_recipes_of_heads_are_checked() -> None:
+    shipped = ROOT / "outrider-models" / "outrider_models" / "recipes" / "eagle.toml"
+    recipe, manifest = head_recipe(str(shipped))
+    assert recipe.corpus is not None and manifest is not None and manifest.is_file()
+    recipe, manifest = head_recipe(tokens=4096, loss="tv")
+    assert (recipe.train.tokens, recipe.eagle.loss, manifest) == (4096, "tv", None)
+    with pytest.raises(InvalidConfig, match=r"eagle\.loss is mse; give one of ce, kl"):
+        head_recipe(loss="mse")
+    with pytest.raises(InvalidConfig, match=r"train\.context is 32; give more than 65"):
+        dataclasses.replace(RECIPE, eagle=EagleRecipe(prompt_tokens=64))
