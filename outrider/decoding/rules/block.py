@@ -87,8 +87,8 @@ def _walk(draft: Draft, target: TargetRows, tests_BK: Tensor) -> Sifted:
     S <= b, no threshold exceeds its b. What the last prefix that was tested leaves is at hand.
     """
     chains, tests = Chains(draft, target), tests_BK.tolist()
-    kept, shares, ready = ([value] * len(tests) for value in (0, 1.0, False))
-    walk, top = ([0.0] * len(tests) for _ in range(2))
+    kept, ready = [0] * len(tests), [False] * len(tests)
+    shares, walk, top = ([start] * len(tests) for start in (1.0, 0.0, 0.0))
     places = [(text, 0) for text, count in enumerate(chains.counts) if count]
     while places:
         going: list[tuple[int, int]] = []
