@@ -114,6 +114,7 @@ IMPOSED = {
 
 WRONG = {
     ("openvino", "draft"): "sampling with a draft model does not follow the target's law",
+    ("vllm", "draft"): "sampling with a draft model does not follow the target's law",
 }
 """Arms whose sampled texts are known not to be the target's (measured: docs/arena.md)."""
 

@@ -92,7 +92,9 @@ def assert_lossless(
     report = certify(subject, _ids(prompts, tokenizer), params or SamplingParams(), plan)
     if html is not None:
         _write(Path(html), report, tokenizer)
-    if report.verdict in accept:
+    # Not the headline alone: a verdict that is accepted must not hide another that is not.
+    fine = {"lossless", "refused", "not looked at", *accept}
+    if report.control.verdict != "void" and all(c.verdict in fine for c in report.checks):
         return report
     text = as_text(report)
     if report.verdict in ("undecided", "void") and undecided == "skip":

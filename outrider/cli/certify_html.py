@@ -20,7 +20,8 @@ Html = Annotated[
     typer.Option("--html", metavar="FILE", help="Write the report as a page of HTML, too."),
 ]
 SECRET = re.compile(r"(--[\w-]*(?:key|password|secret|header)[\w-]*)(?:=.*)?")
-"""Options whose values do not go into a page that is passed on."""
+INSIDE = re.compile(r"(?i)^(.*(?:key|token|secret|passw|auth)[^=:]*[=:])")
+"""Options whose values do not go into a page that is passed on, and the same within a value."""
 
 
 def check_html(file: Path | None) -> None:
@@ -64,7 +65,13 @@ def command_line(context: typer.Context) -> str:
     words = ["outrider"]
     hidden = False
     for word in context.find_root().obj or ():
-        secret = SECRET.fullmatch(word)
-        words.append("..." if hidden else f"{secret[1]}=..." if secret and "=" in word else word)
+        secret, inside = SECRET.fullmatch(word), INSIDE.search(word)
+        if hidden:
+            words.append("...")
+        elif secret and "=" in word:
+            words.append(f"{secret[1]}=...")
+        else:
+            # A field of a request, or an engine's option.
+            words.append(f"{inside[1]}..." if inside and not word.startswith("--") else word)
         hidden = bool(secret and "=" not in word)
     return shlex.join(words)

@@ -7,6 +7,7 @@ rational references; a test holds them to each other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextvars import Context
 from itertools import pairwise
 
 import torch
@@ -55,7 +56,20 @@ ANSWERS = {
 
 
 def fault() -> str | None:
-    """The first thing that is not as it should be, in words; None where all is."""
+    """The first thing that is not as it should be, in words; None where all is.
+
+    Whatever the caller has set (default dtype and device, autocast, a ledger) has no part in it.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.device("cpu"), torch.autocast("cpu", enabled=False):
+            return Context().run(_fault)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _fault() -> str | None:
     for name, check in (("noise", _noise), ("laws", _laws), ("rules", _rules)):
         try:
             found = check()

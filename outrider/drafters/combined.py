@@ -17,7 +17,7 @@ from torch import Tensor
 from outrider.decoding import Draft, Kind, Law
 from outrider.drafters.base import Drafter, RoundDraws
 from outrider.drafters.points import PointTree, merged
-from outrider.errors import InvalidConfig
+from outrider.errors import InvalidConfig, UnsupportedModel
 from outrider.models.base import Target
 from outrider.sequence import Sequence
 from outrider.tree import TokenTree
@@ -73,6 +73,15 @@ class CombinedDrafter(Drafter):
         """Asks all of them, one after another."""
         for drafter in self.drafters:
             target = drafter.attach(target)
+        if self.taps:
+            try:
+                with target.tapping(self.taps):
+                    pass
+            except UnsupportedModel as error:
+                raise UnsupportedModel(
+                    f"drafter={self.name!r} cannot be: a part of it reads hidden states that "
+                    f"another part keeps from it ({error}); take one of the two"
+                ) from error
         return target
 
     @property

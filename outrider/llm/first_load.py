@@ -1,4 +1,4 @@
-"""The check at the first load under new versions: without it nobody speculates.
+"""The check at the first load under new versions: where it fails `LLM.load` speculates with nobody.
 
 `outrider.decoding.known_answers` is asked once for each release of torch, transformers and Outrider
 on each processor; what it said is kept in the user's cache folder. OUTRIDER_SELF_CHECK=0 switches
@@ -14,6 +14,9 @@ import os
 import platform
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -22,13 +25,26 @@ import torch
 
 from outrider import __version__
 from outrider.decoding import known_answers
-from outrider.models.compiled import cache_folder
+from outrider.models.packages import cache_folder
 
 log = logging.getLogger(__name__)
 
 SWITCH = "OUTRIDER_SELF_CHECK"
 OFF = "0", "off", "false", "no"
 FIRST_LOAD, BY_HAND = "first load", "outrider certify self"
+
+
+_unchecked: ContextVar[bool] = ContextVar("outrider_unchecked", default=False)
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """What is loaded meanwhile speculates whatever was found: a check is to see it."""
+    token = _unchecked.set(True)
+    try:
+        yield
+    finally:
+        _unchecked.reset(token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +67,16 @@ class Finding:
 
 def finding() -> Finding | None:
     """What is known of this installation, found out now if nothing is; None if switched off."""
-    if os.environ.get(SWITCH, "").lower() in OFF:
+    if _unchecked.get() or os.environ.get(SWITCH, "").lower() in OFF:
         return None
-    kept = _read(place())
+    kept = _read()
     if kept is not None:
         return kept
     found = Finding(known_answers.fault())
     log.info("noise, laws and rules were checked under %s: %s", _facts(), found)
-    keep(found)
+    # A fault may have been an accident of this process: the next one looks again.
+    if found.fault is None:
+        keep(found)
     return found
 
 
@@ -75,15 +93,15 @@ def refusal() -> str | None:
 
 def keep(found: Finding) -> None:
     """Writes a finding where the next load looks; a folder that takes none is no error."""
-    file = place()
     try:
+        file = place()
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.NamedTemporaryFile(
             "w", dir=file.parent, prefix="writing-", delete=False, encoding="utf-8"
         ) as new:
             json.dump({**_facts(), **asdict(found)}, new)
         Path(new.name).replace(file)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
         log.info("the check of this installation is not kept: %s", error)
 
 
@@ -103,14 +121,15 @@ def _facts() -> dict[str, str]:
     }
 
 
-def _read(file: Path) -> Finding | None:
+def _read() -> Finding | None:
     """What is kept; None where there is nothing that can be read, or others could have written."""
     try:
+        file = place()
         if not _own(file) or not _own(file.parent):
             return None
         held = json.loads(file.read_text(encoding="utf-8"))
         fault, by = held["fault"], held["by"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError):
         return None
     known = (fault is None or isinstance(fault, str)) and by in (FIRST_LOAD, BY_HAND)
     return Finding(fault, by) if known else None

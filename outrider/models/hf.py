@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from outrider.cache import BLOCK_SLOTS, CacheManager
-from outrider.errors import InvalidConfig, UnsupportedModel
+from outrider.errors import InvalidConfig, ModelError, OutriderWarning, UnsupportedModel
 from outrider.models.adopting import as_it_was_if_refused, restore_layers
 from outrider.models.attention_cpu import attend_cpu
 from outrider.models.attention_op import Body
@@ -264,23 +265,20 @@ class HuggingFaceTarget(Target):
             raise InvalidConfig(NOT_STRICT)
         self._compiled, self._builds = None, build
         self._compiled_taps.clear()
-        found = None
         self._use_product(product(build=build) if self._arranges else None)
         try:
             found = compiled_forward(self.model, self._door, build=build)
+            if found is not None:
+                self._check_compiled(found, ())
+                self._compiled = found
         finally:
-            if found is None:
+            if self._compiled is None:
                 self._use_product(None)
-        if found is None:
-            return False
-        self._check_compiled(found, ())
-        self._compiled = found
-        return True
+        return found is not None
 
     def _use_product(self, own: Product | None) -> None:
-        if own is not self._product:
-            use_product(self.model, own)
-            self._product = own
+        use_product(self.model, own)
+        self._product = own
 
     def _check_compiled(self, found: CompiledForward, layers: tuple[int, ...]) -> None:
         """Refuses a compiled forward whose rows, or hidden states, are not the model's own."""
@@ -376,13 +374,19 @@ class HuggingFaceTarget(Target):
 
     def _compile_tapped(self, gate: LayerGate, layers: tuple[int, ...]) -> None:
         tapped = Tapped(layers, lambda: gate.noting([layer - 1 for layer in layers]))
-        found = compiled_forward(self.model, self._door, build=self._builds, tapped=tapped)
-        self._compiled_taps[layers] = None
+        try:
+            found = compiled_forward(self.model, self._door, build=self._builds, tapped=tapped)
+            if found is not None:
+                self._check_compiled(found, layers)
+        except ModelError as error:
+            if self._builds:
+                raise
+            said = f"the model's own forward is used: {error}"
+            warnings.warn(said, OutriderWarning, stacklevel=2)
+            found = None
+        self._compiled_taps[layers] = found
         if found is None:
             log.info("no compiled forward gives hidden states %s; compile=True makes one", layers)
-            return
-        self._check_compiled(found, layers)
-        self._compiled_taps[layers] = found
 
     def _make_strict(self) -> None:
         self._align, self._row_multiple = STRICT_BLOCK, STRICT_ROWS

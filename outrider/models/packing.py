@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from outrider.models.product import MOST_ROWS, Product
+from outrider.models.product import Product
 
 MIN_PACKED = {torch.float32: 1 << 22, torch.bfloat16: 1 << 17}
 """Weights from which packing pays. One row of a packed float32 matrix takes from a third (Zen 5) to
@@ -59,9 +59,9 @@ class FewRowsLinear(OwnLinear):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return `inputs @ weight.T + bias`."""
-        rows = inputs.numel() // self.in_features
-        if self.product is not None and 0 < rows <= MOST_ROWS:
-            return self.product(inputs, self.weight, self.bias)
+        product, rows = self.product, inputs.numel() // self.in_features
+        if product is not None and product.takes(inputs, self.weight, self.bias):
+            return product(inputs, self.weight, self.bias)
         if rows <= PLAIN_ROWS or rows > TURNED_ROWS or not rows:
             return nn.functional.linear(inputs, self.weight, self.bias)
         flat = inputs.reshape(rows, self.in_features)
@@ -239,7 +239,7 @@ def use_product(model: nn.Module, product: Product | None) -> None:
     for module in model.modules():
         layer = module._fusion.linear if isinstance(module, FusedLinear) else module
         if isinstance(layer, FewRowsLinear):
-            layer.product = product if layer.weight.is_contiguous() else None
+            layer.product = product
 
 
 def arrangement_of(model: nn.Module) -> int:

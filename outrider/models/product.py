@@ -12,6 +12,7 @@ import ctypes
 import hashlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -48,6 +49,7 @@ class Product:
     """
 
     def __init__(self, library: Path) -> None:
+        self._library = library
         try:
             self._run: Any = ctypes.CDLL(str(library)).outrider_product
         except (OSError, AttributeError) as error:
@@ -59,13 +61,31 @@ class Product:
         if not error < 1e-5:
             raise _broken(library, f"it is off by {error:.1e} of the largest number")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Models are copied and saved whole; the library is found again where it was.
+        return _loaded, (self._library,)
+
+    def __deepcopy__(self, _: Any) -> Product:
+        return self
+
+    def takes(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+        """Whether it may be asked: it gets addresses, and looks at nothing behind them."""
+        tensors = (inputs, weight) if bias is None else (inputs, weight, bias)
+        return (
+            0 < inputs.numel() <= MOST_ROWS * weight.shape[1]
+            and all(t.dtype is torch.float32 and t.device.type == "cpu" for t in tensors)
+            and all(t.is_contiguous() for t in tensors[1:])
+            and not torch.is_autocast_enabled("cpu")
+            and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+        )
+
     def __call__(
         self,
         inputs: Float[Tensor, "... I"],
         weight: Float[Tensor, "O I"],
         bias: Float[Tensor, " O"] | None,
     ) -> Float[Tensor, "... O"]:
-        """`inputs @ weight.T + bias`, of float32 tensors on a processor."""
+        """`inputs @ weight.T + bias` of tensors that it `takes`."""
         inputs = inputs.contiguous()
         count, width = weight.shape
         out = inputs.new_empty(*inputs.shape[:-1], count)
@@ -135,13 +155,13 @@ def _build(folder: Path) -> None:
     """Compiles into a folder, which appears whole or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     check_owner(folder.parent)
-    compiler = os.environ.get("CXX", "g++")
+    compiler = shlex.split(os.environ.get("CXX") or "g++")
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="making-") as making:
         new = Path(making) / folder.name
         new.mkdir(mode=0o700)
         try:
             subprocess.run(
-                [compiler, *FLAGS, str(SOURCE), "-o", str(new / LIBRARY)],
+                [*compiler, *FLAGS, str(SOURCE), "-o", str(new / LIBRARY)],
                 check=True,
                 capture_output=True,
                 text=True,
@@ -149,7 +169,7 @@ def _build(folder: Path) -> None:
         except (OSError, subprocess.CalledProcessError) as error:
             said = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
             raise ModelError(
-                f"compile=True: {compiler!r} cannot compile {SOURCE.name} "
+                f"compile=True: {shlex.join(compiler)!r} cannot compile {SOURCE.name} "
                 f"({said.strip()[:300]}); it takes a C++ compiler; leave it out"
             ) from error
         (new / LIBRARY).chmod(0o600)

@@ -151,7 +151,7 @@ def check_verifier(folder: Path, target: HuggingFaceTarget) -> None:
     Raises:
         ModelError: naming both.
     """
-    said = _config(folder).get("speculators_config", {}).get("verifier", {})
+    said = (_config(folder).get("speculators_config") or {}).get("verifier") or {}
     classes = said.get("architectures") or []
     own = type(target.model).__name__
     if classes and own not in classes:
@@ -268,10 +268,11 @@ def _tokens(folder: Path, shape: EagleShape, tensors: Mapping[str, Tensor]) -> T
                 f"{shape.vocab_size} tokens and does not say which (d2t); give the whole folder"
             )
         return None
-    tokens = d2t.long() + torch.arange(len(d2t))
+    tokens = d2t.long().flatten() + torch.arange(d2t.numel())
     t2d = tensors.get("t2d")
     fits = (
         d2t.shape == (shape.draft_vocab_size,)
+        and len(tokens) > 0
         and bool((tokens.diff() > 0).all())
         and int(tokens[0]) >= 0
         and int(tokens[-1]) < shape.vocab_size

@@ -192,7 +192,8 @@ def distance(loss: str, target_RM: Tensor, log_q_RM: Tensor, next_R: Tensor) -> 
     `next_R` are the text's own next tokens as draft ids, -100 where they are none.
     """
     if loss == "ce":
-        return F.nll_loss(log_q_RM, next_R, ignore_index=-100)
+        lost = F.nll_loss(log_q_RM, next_R, ignore_index=-100, reduction="sum")
+        return lost / (next_R >= 0).sum().clamp(min=1)
     log_p_RM = target_RM.log_softmax(-1)
     if loss == "kl":
         return F.kl_div(log_q_RM, log_p_RM, reduction="batchmean", log_target=True)

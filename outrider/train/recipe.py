@@ -4,7 +4,7 @@ Everything that changes the resulting weights is in here, so equal recipes on eq
 equal weights.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from outrider.errors import InvalidConfig
 
@@ -218,7 +218,10 @@ class EagleRecipe:
     def __post_init__(self) -> None:
         _require(self.loss in LOSSES, "eagle.loss", self.loss, f"one of {', '.join(LOSSES)}")
         _require(self.steps >= 1, "eagle.steps", self.steps, "at least 1")
-        _require(self.draft_vocab >= 1, "eagle.draft_vocab", self.draft_vocab, "at least 1")
+        for name in ("draft_vocab", "written_rows", "prompt_tokens"):
+            number: int = getattr(self, name)
+            _require(number >= 1, f"eagle.{name}", number, "at least 1")
+        _require(self.ffn_size >= 0, "eagle.ffn_size", self.ffn_size, "0 (the target's) or more")
         for name in ("step_decay", "written_share", "greedy_share"):
             value: float = getattr(self, name)
             _require(0.0 <= value <= 1.0, f"eagle.{name}", value, "between 0 and 1")
@@ -242,6 +245,12 @@ class HeadRecipe:
         _require(run.context == run.long_context, "train.long_context", run.long_context, "context")
         least = max(head.steps + 1, head.prompt_tokens + 1)
         _require(run.context > least, "train.context", run.context, f"more than {least}")
+        # What a head does not read is nobody's to set.
+        plain = {one.name: one.default for one in fields(TrainRecipe)}
+        for name in ("precision", "growth", "layer_dropout", "exit_weight"):
+            value: object = getattr(run, name)
+            wanted = f"{plain[name]!r}, as heads know no other"
+            _require(value == plain[name], f"train.{name}", value, wanted)
 
 
 def _require(holds: bool, name: str, value: object, expected: str) -> None:

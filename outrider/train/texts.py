@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 
 from outrider.errors import InvalidConfig
 from outrider.models.text import Tokenizer
+
+log = logging.getLogger(__name__)
 
 HELD_OUT_EVERY = 20
 """One document of so many is held out; of a single one its last part of so many."""
@@ -28,6 +31,8 @@ class Texts:
 def read_texts(paths: Sequence[str | Path], tokenizer: Tokenizer) -> Texts:
     """The documents of files and folders, in the order of their names.
 
+    Files of a folder that are no text are left out, hidden ones and bytecode too.
+
     A line of a `.jsonl` file holds a `text`, or `messages` of a conversation, which is read through
     the tokenizer's chat template up to its last message, the assistant's.
 
@@ -36,11 +41,15 @@ def read_texts(paths: Sequence[str | Path], tokenizer: Tokenizer) -> Texts:
     """
     digest = hashlib.sha256()
     documents: list[tuple[int, ...]] = []
+    named = {Path(path) for path in paths}
     for path in _files(paths):
         try:
             content = path.read_bytes()
-            text = content.decode("utf-8")
+            text = content.decode("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
+            if path not in named:
+                log.warning("left out %s: it is no text in UTF-8", path)
+                continue
             raise InvalidConfig(
                 f"{str(path)!r} is no text in UTF-8 ({error}); leave it out"
             ) from error
@@ -49,8 +58,8 @@ def read_texts(paths: Sequence[str | Path], tokenizer: Tokenizer) -> Texts:
             documents += [tuple(ids) for ids in _conversations(path, text, tokenizer) if ids]
         elif text:
             documents.append(tuple(tokenizer.encode(text)))
-    train, held_out = _parted(documents)
-    if not train or not held_out:
+    train, held_out = _parted([ids for ids in documents if ids])
+    if not any(train) or not any(held_out):
         raise InvalidConfig(
             f"{', '.join(map(str, paths))}: too little text to train on; give more of it"
         )
@@ -72,11 +81,12 @@ def _files(paths: Sequence[str | Path]) -> Iterator[Path]:
 
 
 def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
+    return any(part.startswith(".") or part == "__pycache__" for part in path.parts)
 
 
 def _conversations(path: Path, text: str, tokenizer: Tokenizer) -> Iterable[list[int]]:
-    for number, line in enumerate(text.splitlines(), 1):
+    # Of all that ends a line elsewhere, JSON leaves some as they are within strings.
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             yield _document(f"line {number} of {path.name}", line, tokenizer)
 

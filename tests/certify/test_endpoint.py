@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
@@ -223,6 +225,60 @@ def test_addresses() -> None:
     for wrong in ("x:1", "file:///etc/hosts", "localhost"):
         with pytest.raises(InvalidConfig, match="no address"):
             completions_url(wrong)
+
+
+def test_addresses_that_reports_would_show() -> None:
+    for wrong in ("http://me:word@x:1", "http://x:1/v1?api_key=word"):
+        with pytest.raises(InvalidConfig, match="--api-key") as told:
+            completions_url(wrong)
+        assert "word" not in str(told.value)
+
+
+class Elsewhere(BaseHTTPRequestHandler):
+    """Sends everybody on, or breaks an answer off."""
+
+    asked: list[str | None]
+
+    def do_POST(self) -> None:
+        self.asked.append(self.headers.get("Authorization"))
+        if self.path.startswith("/on"):
+            self.send_response(302)
+            self.send_header("Location", f"http://127.0.0.1:{self.server.server_address[1]}/off")
+            self.send_header("Content-Length", "0")
+        else:
+            self.send_response(200)
+            self.send_header("Content-Length", "100")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_keys_stay_where_they_belong_and_broken_answers_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("outrider.certify.endpoint.server.FIRST_WAIT_S", 0.01)
+    Elsewhere.asked = []
+    with HTTPServer(("127.0.0.1", 0), Elsewhere) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        where = f"http://127.0.0.1:{server.server_address[1]}"
+        with pytest.raises(EndpointError, match="302"):
+            Server(f"{where}/on", key="secret").ask(ASK)
+        assert len(Elsewhere.asked) == 1
+        with pytest.raises(EndpointError, match="busy 6 times"):
+            Server(f"{where}/off").ask(ASK)
+        server.shutdown()
+
+
+def test_a_switch_that_does_nothing_shows_nothing() -> None:
+    """Both sides are the same engine with the same seeds: no text differs, and nothing is shown."""
+    with serving(settings()) as url:
+        where = completions_url(url)
+        both = [Server(where, timeout_s=600) for _ in range(2)]
+        report = Certifier(both[0], PROMPTS, PARAMS, COARSE, plain=both[1], tops=0).report()
+    assert (report.verdict, report.exit_code) == ("undecided", 3), told(report)
+    assert "a switch without effect" in told(report)
 
 
 def test_controls_that_requests_do_not_have() -> None:

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from outrider import noise
 from outrider.certify import tree_paths
 from outrider.certify.paths import MARGIN, Watched
 from outrider.certify.reference import Noise
@@ -79,3 +80,14 @@ def test_what_torch_raises_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known_answers, "processed_probs", lambda *_: torch.full((1, 6), 1 / 6))
     fault = known_answers.fault()
     assert fault is not None and fault.startswith("laws: ")
+
+
+def test_what_the_caller_has_set_has_no_part_in_it() -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"), torch.autocast("cpu", dtype=torch.bfloat16), noise.NoiseLedger():
+            assert known_answers.fault() is None
+            assert torch.get_default_dtype() is torch.bfloat16
+    finally:
+        torch.set_default_dtype(before)

@@ -141,8 +141,9 @@ def test_the_report_as_a_page(
 
 def test_keys_are_not_in_the_page() -> None:
     words = ("certify", "endpoint", "--api-key", "k1", "--other-key=k2", "--max-tokens", "3")
+    words += ("--switch-on", '{"api_key": "k3"}', "-o", "hf_token=k4", "-o", "model=llama")
     context = SimpleNamespace(find_root=lambda: SimpleNamespace(obj=words))
     line = command_line(context)  # type: ignore[arg-type]
-    assert "k1" not in line
-    assert "k2" not in line
+    assert not any(f"k{i}" in line for i in range(1, 5))
     assert "--max-tokens 3" in line
+    assert "model=llama" in line

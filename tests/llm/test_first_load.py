@@ -108,10 +108,11 @@ def test_a_broken_rule_is_not_speculated_with(
         assert llm.metrics.drafted == 0, how
         if "rule" not in how:
             assert done.token_ids == plain.token_ids
-    # The next load knows without asking, and a passed `certify self` sets it right.
+    # A fault may have been an accident of one process: the next load looks again. A passed
+    # `certify self` sets it right.
     with pytest.warns(OutriderWarning, match="failed at first load"):
         LLM.load("bundled", drafter="none")
-    assert len(asked) == 2
+    assert len(asked) == 3
     keep(Finding(None, BY_HAND))
     assert LLM.load("bundled", drafter="draft").speculation_refused is None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 from pathlib import Path
 
@@ -89,6 +91,35 @@ def test_inputs_with_gaps(compiled: Product):
     weight, wide = torch.randn(40, 32), torch.randn(5, 64)
     found = compiled(wide[:, ::2], weight, None)
     assert torch.allclose(found, wide[:, ::2] @ weight.t(), atol=1e-4)
+
+
+def test_it_takes_nothing_but_what_it_can_read(compiled: Product):
+    """It gets addresses: any other tensor goes the way of torch, to the same end."""
+    weight, bias = torch.randn(70, 33), torch.randn(70)
+    inputs = torch.randn(2, 33)
+    assert compiled.takes(inputs, weight, bias) and compiled.takes(inputs, weight, None)
+    assert not compiled.takes(inputs.bfloat16(), weight, None)
+    assert not compiled.takes(inputs, weight.double(), None)
+    assert not compiled.takes(inputs, weight, bias.bfloat16())
+    assert not compiled.takes(inputs, weight.t().contiguous().t(), None)
+    assert not compiled.takes(inputs, weight, torch.randn(140)[::2])
+    assert not compiled.takes(inputs.to("meta"), weight, None)
+    assert not compiled.takes(torch.randn(MOST_ROWS + 1, 33), weight, None)
+    assert not compiled.takes(torch.randn(0, 33), weight, None)
+    layer = FewRowsLinear(nn.Parameter(weight), nn.Parameter(bias))
+    layer.product = compiled
+    assert layer(inputs).requires_grad
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert layer(inputs).dtype == torch.bfloat16
+    with torch.no_grad():
+        assert torch.equal(layer(inputs), compiled(inputs, weight, bias))
+
+
+def test_models_that_use_it_are_copied_and_saved(compiled: Product):
+    layer = FewRowsLinear(nn.Parameter(torch.randn(9, 8)), None)
+    layer.product = compiled
+    assert copy.deepcopy(layer).product is compiled
+    assert pickle.loads(pickle.dumps(layer)).product is compiled
 
 
 class Block(nn.Module):

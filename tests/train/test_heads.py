@@ -121,6 +121,8 @@ def test_every_loss_falls_and_is_zero_at_the_target() -> None:
         assert distance(loss, logits, moved, following) < value
         if loss != "ce":
             assert distance(loss, logits, logits.log_softmax(-1), following) < 1e-6 < value
+    nowhere = torch.full((5,), -100)
+    assert distance("ce", logits, logits.log_softmax(-1), nowhere) == 0
     p, q = logits.softmax(-1), (logits * 0.5).softmax(-1)
     due = 1 - torch.minimum(p, q).sum(-1).mean()
     assert distance("tv", logits, q.log(), following) == pytest.approx(float(due), abs=1e-6)
@@ -156,6 +158,14 @@ def test_texts_are_files_folders_and_conversations(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("word " * 100)
     single = read_texts([tmp_path / "one.txt"], tokenizer)
     assert len(single.held_out[0]) == (len(single.train[0]) + len(single.held_out[0])) // 20
+    # What ends a line elsewhere is text in JSON; what is no text is left out of folders.
+    (tmp_path / "more.jsonl").write_text('{"text": "a\u2028b"}\n', "utf-8-sig")
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "x.py").write_text("no")
+    (tmp_path / "image").write_bytes(b"\xff\xfe\xff")
+    again = read_texts([tmp_path], tokenizer)
+    decoded = [tokenizer.decode(ids) for ids in (*again.train, *again.held_out)]
+    assert "a\u2028b" in decoded and "no" not in decoded
     for content, says in (
         ("{", "line 1 of bad.jsonl is no JSON"),
         ('{"messages": []}', "neither a text nor a conversation"),
@@ -169,6 +179,9 @@ def test_texts_are_files_folders_and_conversations(tmp_path: Path) -> None:
         read_texts([tmp_path / "raw"], tokenizer)
     with pytest.raises(InvalidConfig, match="is no file or folder"):
         read_texts([tmp_path / "nowhere"], tokenizer)
+    (tmp_path / "short").write_text("x = 1")
+    with pytest.raises(InvalidConfig, match="too little text"):
+        read_texts([tmp_path / "short"], tokenizer)
     (tmp_path / "empty").write_text("")
     with pytest.raises(InvalidConfig, match="too little text"):
         read_texts([tmp_path / "empty"], tokenizer)
@@ -182,5 +195,10 @@ def test_recipes_of_heads_are_checked() -> None:
     assert (recipe.train.tokens, recipe.eagle.loss, manifest) == (4096, "tv", None)
     with pytest.raises(InvalidConfig, match=r"eagle\.loss is mse; give one of ce, kl"):
         head_recipe(loss="mse")
+    with pytest.raises(InvalidConfig, match=r"eagle\.written_rows is 0; give at least 1"):
+        EagleRecipe(written_rows=0)
+    train = dataclasses.replace(RECIPE.train, precision="bfloat16")
+    with pytest.raises(InvalidConfig, match=r"train\.precision is bfloat16; .* know no other"):
+        dataclasses.replace(RECIPE, train=train)
     with pytest.raises(InvalidConfig, match=r"train\.context is 32; give more than 65"):
         dataclasses.replace(RECIPE, eagle=EagleRecipe(prompt_tokens=64))

@@ -38,22 +38,25 @@ def main(file: str) -> None:
     os.dup2(2, 1)
     module: ModuleType | None = None
     generate: Any = None
-    for line in sys.stdin:
-        message = json.loads(line)
-        try:
-            if message["do"] == "load":
-                module = loaded(Path(file))
-                generate = module.load(**kept(module, message["options"], message["plain"]))
-                answer = about(module, generate)
-            else:
-                answer = {"texts": texts(generate, message)}
-        except Exception as error:
-            traceback.print_exc()
-            answer = {"error": f"{type(error).__name__}: {error}"[:500]}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-    if hasattr(generate, "close"):
-        generate.close()
+    try:
+        for line in sys.stdin:
+            message = json.loads(line)
+            try:
+                if message["do"] == "load":
+                    module = loaded(Path(file))
+                    generate = module.load(**kept(module, message["options"], message["plain"]))
+                    answer = about(module, generate)
+                else:
+                    answer = {"texts": texts(generate, message)}
+            except Exception as error:
+                traceback.print_exc()
+                answer = {"error": f"{type(error).__name__}: {error}"[:500]}
+            answers.write(json.dumps(answer) + "\n")
+            answers.flush()
+    finally:
+        # Whoever asked may be gone; what the engine started ends all the same.
+        if hasattr(generate, "close"):
+            generate.close()
 
 
 def loaded(file: Path) -> ModuleType:

@@ -55,6 +55,7 @@ class Sides:
     plan: Plan
     progress: Progress
     _texts: list[list[IntArray]] = field(default_factory=list[list[IntArray]])
+    _apart: int = 0
 
     def checks(self) -> tuple[list[Check], Check]:
         """All that is looked at, and the negative control."""
@@ -108,6 +109,10 @@ class Sides:
         if any(map(differ, first, other)):
             said = "a seed gives its texts again, another seed others"
             return [*checks, Check("seeds", "lossless", said)]
+        greedy = self._answers(self.on, replace(self.params, temperature=0.0), seed)
+        if any(map(differ, first, greedy)):
+            said = "two seeds gave the same texts, and these are not the greedy ones"
+            return [*checks, Check("seeds", "seed ignored", said, {SAME: 0}, where)]
         plain = [self._answers(self.off, self.params, one) for one in (seed, seed + OTHER)]
         moved = sum(map(differ, *plain))
         if moved:
@@ -120,6 +125,7 @@ class Sides:
         length, horizon = self.plan.length, pairs_needed(self.plan)
         evidence = Paired(self.plan.alpha, horizon)
         self._texts = [[] for _ in self.prompts]
+        self._apart = 0
         paid: list[np.ndarray] = []
         shown = 0
         while evidence.pairs < horizon and not self._decided(evidence):
@@ -136,6 +142,7 @@ class Sides:
             on_NL, off_NL = (
                 stacked(coded(pieces(one), length) for one in answers) for answers in both
             )
+            self._apart += int((on_NL != off_NL).any(1).sum())
             for kept, text_L in zip(self._texts, off_NL, strict=True):
                 kept.append(text_L)
             paid.append(evidence.read(on_NL, off_NL))
@@ -173,6 +180,10 @@ class Sides:
         said = f"{evidence.pairs} pairs of texts, e = {evidence.value:.3g}"
         if evidence.against:
             return self._refuted(evidence, numbers, paid)
+        if not self._apart:
+            told = f"all {evidence.pairs} texts are the same with and without speculation: either "
+            told += "one noise for both, or a switch without effect; --model tells which"
+            return Check("sampled law", "undecided", told, numbers)
         if self._holds(evidence):
             told = f"within {most:.3f} of plain decoding in all that was looked at ({said})"
             return Check("sampled law", "lossless", told, numbers)

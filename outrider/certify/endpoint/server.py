@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import math
 import threading
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -70,6 +70,7 @@ class Server:
     timeout_s: float = 120.0
     meter: Meter = field(default_factory=Meter)
     taken: Mapping[str, Any] = field(default_factory=lambda: {**OFF, **IDS})
+    _ended: threading.Event = field(default_factory=threading.Event, repr=False)
 
     def ask(self, asked: Ask) -> Answer:
         """One answer.
@@ -89,7 +90,9 @@ class Server:
                         f"{self.url} was busy {TRIES} times ({busy.said}); ask again later, or "
                         "for less at once with --at-once"
                     ) from busy
-                time.sleep(min(LONGEST_WAIT_S, max(busy.wait_s, FIRST_WAIT_S * 2**attempt)))
+                wait_s = min(LONGEST_WAIT_S, max(busy.wait_s, FIRST_WAIT_S * 2**attempt))
+                if self._ended.wait(wait_s):
+                    raise EndpointError(f"{self.url} is not waited for any longer") from busy
                 continue
             self.meter.count(tokens=got.num_tokens or len(got.ids or got.names or ()))
             return got
@@ -101,13 +104,17 @@ class Server:
         Raises:
             EndpointRefused, EndpointError: as of `ask`.
         """
-        with ThreadPoolExecutor(self.at_once) as pool:
-            waiting = [pool.submit(self.ask, one) for one in asked]
-            try:
-                return [one.result() for one in waiting]
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        self._ended.clear()
+        pool = ThreadPoolExecutor(self.at_once)
+        waiting = [pool.submit(self.ask, one) for one in asked]
+        try:
+            return [one.result() for one in waiting]
+        except BaseException:
+            # Answers under way are not waited for, and nothing is asked again.
+            self._ended.set()
+            raise
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _post(self, sent: bytes) -> bytes:
         headers = {"Content-Type": "application/json"}
@@ -145,6 +152,11 @@ def completions_url(given: str) -> str:
         InvalidConfig: no address of a web server.
     """
     parts = urllib.parse.urlsplit(given)
+    if parts.username is not None or parts.query or parts.fragment:
+        raise InvalidConfig(
+            f"the address of {parts.hostname!r} holds a name, a key or a query, which reports "
+            "would show; give the key as --api-key or OUTRIDER_API_KEY"
+        )
     if parts.scheme not in SCHEMES or not parts.hostname:
         raise InvalidConfig(
             f"{given!r} is no address of a server; give one such as http://localhost:8000"
@@ -155,10 +167,22 @@ def completions_url(given: str) -> str:
     return f"{whole}/completions" if whole.endswith("/v1") else f"{whole}/v1/completions"
 
 
+class _Here(urllib.request.HTTPRedirectHandler):
+    """Goes nowhere else: keys and questions are for the address that was given."""
+
+    def redirect_request(
+        self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: Any
+    ) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_Here)
+
+
 def _fetched(request: urllib.request.Request, timeout_s: float) -> bytes:
     url = request.full_url
     try:
-        with urllib.request.urlopen(request, timeout=timeout_s) as response:
+        with _OPENER.open(request, timeout=timeout_s) as response:
             return response.read()
     except urllib.error.HTTPError as error:
         with error:
@@ -169,7 +193,7 @@ def _fetched(request: urllib.request.Request, timeout_s: float) -> bytes:
             f"{url} gave no answer in {timeout_s:.0f} s; allow more with --timeout, or ask for "
             "less at once with --at-once"
         ) from error
-    except ConnectionResetError as error:
+    except (ConnectionResetError, http.client.HTTPException) as error:
         raise _BusyError(str(error), 0.0) from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)

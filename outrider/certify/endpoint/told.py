@@ -211,7 +211,7 @@ class Told:
                 f"{self.server.url} tells no log-probabilities; certify it with --plain-url, a "
                 "switch, or --model"
             )
-        if one.finish == "stop" and one.num_tokens == len(one.names) + 1:
+        if one.finish == "stop" and one.num_tokens != len(one.names):
             raise EndpointError(
                 f"{self.server.url} leaves the end of text out of its log-probabilities, so that "
                 "they do not tell its chance; certify it with --plain-url, a switch, or --model"
@@ -228,8 +228,11 @@ class Told:
         """The likeliest tokens; names that may be several tokens count as not told."""
         finite = [(x, number) for x, number in top.items() if number > -1e30]
         # The token itself is told beside the likeliest ones: it is not one of them.
-        likely = sorted(finite, key=lambda pair: -pair[1])[: self.most]
-        told = [pair for pair in likely if not (isinstance(pair[0], str) and UNKNOWN in pair[0])]
+        # Of equals it comes last, or what came would decide what was told.
+        likely = sorted(finite, key=lambda pair: (-pair[1], pair[0] == name))[: self.most]
+        # Behind a name that may be several tokens nothing is known to be the likeliest of the rest.
+        unclear = (isinstance(x, str) and UNKNOWN in x for x, _ in likely)
+        told = likely[: next((i for i, one in enumerate(unclear) if one), len(likely))]
         tokens = np.array([self.laws.vocabulary.number(x) for x, _ in told], dtype=np.int64)
         number = self.laws.vocabulary.number(name)
         came = number if number in tokens else REST
