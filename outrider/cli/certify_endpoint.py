@@ -12,6 +12,16 @@ import typer
 from outrider.cli import options, terminal
 from outrider.cli.certify_html import Html, check_html, write_html
 from outrider.cli.certify_model import PROMPT_TOKENS, PROMPTS, printed
+from outrider.cli.certify_options import (
+    ALPHA,
+    TEXT_TOKENS,
+    WITHIN,
+    Alpha,
+    PromptFile,
+    Seed,
+    TextTokens,
+    Within,
+)
 from outrider.config import SamplingParams
 from outrider.errors import EmptyPrompt, InvalidConfig
 
@@ -54,11 +64,8 @@ def certify_endpoint(
         str | None,
         typer.Option(envvar="OUTRIDER_API_KEY", help="Sent as bearer token.", show_default=False),
     ] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option("--file", "-f", help="Prompts, one a line; by default the bundled ones."),
-    ] = None,
-    temperature: Annotated[float, typer.Option("--temperature", "-t")] = 1.0,
+    file: PromptFile = None,
+    temperature: options.Temperature = LAW.temperature,
     top_k: options.TopK = LAW.top_k,
     top_p: options.TopP = LAW.top_p,
     min_p: options.MinP = LAW.min_p,
@@ -66,13 +73,9 @@ def certify_endpoint(
     presence_penalty: options.PresencePenalty = LAW.presence_penalty,
     frequency_penalty: options.FrequencyPenalty = LAW.frequency_penalty,
     logit_bias: options.LogitBias = None,
-    within: Annotated[
-        float, typer.Option(help="Total variation per token that counts as lossless.")
-    ] = 0.02,
-    alpha: Annotated[
-        float, typer.Option(help="Chance of a false alarm, and of a bound that is too low.")
-    ] = 0.01,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Tokens per text.")] = 16,
+    within: Within = WITHIN,
+    alpha: Alpha = ALPHA,
+    max_tokens: TextTokens = TEXT_TOKENS,
     requests: Annotated[
         int | None, typer.Option(help="Requests at most; by default what --within needs.")
     ] = None,
@@ -87,7 +90,7 @@ def certify_endpoint(
     ] = 0.1,
     at_once: Annotated[int, typer.Option(help="Requests under way together.")] = 32,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for one answer.")] = 120.0,
-    seed: Annotated[int, typer.Option(help="Of the first text.")] = 1,
+    seed: Seed = 1,
     html: Html = None,
     json_output: options.Json = False,
 ) -> int:

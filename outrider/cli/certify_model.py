@@ -13,6 +13,16 @@ from rich.table import Table
 
 from outrider.cli import options, terminal
 from outrider.cli.certify_html import Html, check_html, write_html
+from outrider.cli.certify_options import (
+    ALPHA,
+    TEXT_TOKENS,
+    WITHIN,
+    Alpha,
+    PromptFile,
+    Seed,
+    TextTokens,
+    Within,
+)
 from outrider.config import SamplingParams
 from outrider.errors import EmptyPrompt, InvalidConfig
 
@@ -36,11 +46,8 @@ def certify_model(
     width: options.Width = 1,
     nodes: options.Nodes = None,
     lossy: options.Lossy = False,
-    file: Annotated[
-        Path | None,
-        typer.Option("--file", "-f", help="Prompts, one a line; by default the bundled ones."),
-    ] = None,
-    temperature: Annotated[float, typer.Option("--temperature", "-t")] = 1.0,
+    file: PromptFile = None,
+    temperature: options.Temperature = LAW.temperature,
     top_k: options.TopK = LAW.top_k,
     top_p: options.TopP = LAW.top_p,
     min_p: options.MinP = LAW.min_p,
@@ -49,17 +56,13 @@ def certify_model(
     presence_penalty: options.PresencePenalty = LAW.presence_penalty,
     frequency_penalty: options.FrequencyPenalty = LAW.frequency_penalty,
     no_repeat_ngram: options.NoRepeatNgram = LAW.no_repeat_ngram,
-    within: Annotated[
-        float, typer.Option(help="Total variation per token that counts as lossless.")
-    ] = 0.02,
-    alpha: Annotated[
-        float, typer.Option(help="Chance of a false alarm, and of a bound that is too low.")
-    ] = 0.01,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Tokens per text.")] = 16,
+    within: Within = WITHIN,
+    alpha: Alpha = ALPHA,
+    max_tokens: TextTokens = TEXT_TOKENS,
     budget: Annotated[
         int | None, typer.Option(help="Tokens at most; by default what --within needs.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the first text.")] = 1,
+    seed: Seed = 1,
     strict: options.Strict = None,
     compile: options.Compile = None,
     dtype: options.Dtype = None,

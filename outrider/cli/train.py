@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,19 +18,21 @@ if TYPE_CHECKING:
 
 LINES_PER_RUN = 100
 
+MaxMinutes = Annotated[float | None, typer.Option(help="Stop after so long and keep the state.")]
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Start anew instead of resuming the run in the folder.")
+]
+TrainingDevice = Annotated[
+    str, typer.Option(help="Where to train: auto (the GPU where there is one), cpu, cuda.")
+]
+
 
 def train_lm(
     recipe: Annotated[str, typer.Argument(help="A TOML file, or the name of a bundled recipe.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder of the checkpoint.")],
-    max_minutes: Annotated[
-        float | None, typer.Option(help="Stop after so long and keep the state.")
-    ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start anew instead of resuming the run in the folder.")
-    ] = False,
-    device: Annotated[
-        str, typer.Option(help="Where to train: auto (the GPU where there is one), cpu, cuda.")
-    ] = "auto",
+    max_minutes: MaxMinutes = None,
+    fresh: Fresh = False,
+    device: TrainingDevice = "auto",
 ) -> int:
     """Train the language model of a recipe, or distil the draft model of one.
 
@@ -42,21 +45,17 @@ def train_lm(
     """
     from outrider.train import run_recipe
 
-    with _Bar() as bar:
-        try:
-            outcome = run_recipe(
-                recipe,
-                out=out,
-                resume=not fresh,
-                max_minutes=max_minutes,
-                device=device,
-                progress=bar.step,
-            )
-        except KeyboardInterrupt:
-            bar.note("interrupted; the same command resumes from the last saved state")
-            return terminal.INTERRUPTED
-    _say(out, outcome)
-    return 0
+    return _shown(
+        out,
+        lambda progress: run_recipe(
+            recipe,
+            out=out,
+            resume=not fresh,
+            max_minutes=max_minutes,
+            device=device,
+            progress=progress,
+        ),
+    )
 
 
 def train_eagle3(
@@ -73,15 +72,9 @@ def train_eagle3(
     ] = None,
     tokens: Annotated[int | None, typer.Option(help="Tokens to train on.")] = None,
     loss: Annotated[str | None, typer.Option(help="ce, kl, reverse-kl or tv.")] = None,
-    max_minutes: Annotated[
-        float | None, typer.Option(help="Stop after so long and keep the state.")
-    ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start anew instead of resuming the run in the folder.")
-    ] = False,
-    device: Annotated[
-        str, typer.Option(help="Where to train: auto (the GPU where there is one), cpu, cuda.")
-    ] = "auto",
+    max_minutes: MaxMinutes = None,
+    fresh: Fresh = False,
+    device: TrainingDevice = "auto",
     plan: Annotated[
         bool, typer.Option("--plan", help="Say what time and memory it takes, and stop.")
     ] = False,
@@ -105,24 +98,28 @@ def train_eagle3(
     if plan:
         terminal.out().out(plan_head(run).said(), highlight=False)
         return 0
+    return _shown(
+        out,
+        lambda progress: run_head(
+            run, out, resume=not fresh, max_minutes=max_minutes, progress=progress
+        ),
+    )
+
+
+def _shown(out: Path, run: Callable[[Callable[[Step], None]], Outcome]) -> int:
+    """Runs under a bar, and says what came of it."""
     with _Bar() as bar:
         try:
-            outcome = run_head(
-                run, out, resume=not fresh, max_minutes=max_minutes, progress=bar.step
-            )
+            outcome = run(bar.step)
         except KeyboardInterrupt:
             bar.note("interrupted; the same command resumes from the last saved state")
             return terminal.INTERRUPTED
-    _say(out, outcome)
-    return 0
-
-
-def _say(out: Path, outcome: Outcome) -> None:
     terminal.out().out(
         f"{out}: step {outcome.step}, {outcome.tokens} tokens, {outcome.elapsed_s / 60:.1f} minutes"
         + ("" if outcome.finished else "; not finished, the same command resumes it"),
         highlight=False,
     )
+    return 0
 
 
 class _Bar:

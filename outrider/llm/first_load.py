@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import platform
-import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ import torch
 
 from outrider import __version__
 from outrider.decoding import known_answers
-from outrider.models.packages import cache_folder
+from outrider.models.packages import cache_folder, is_own
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +124,7 @@ def _read() -> Finding | None:
     """What is kept; None where there is nothing that can be read, or others could have written."""
     try:
         file = place()
-        if not _own(file) or not _own(file.parent):
+        if not is_own(file) or not is_own(file.parent):
             return None
         held = json.loads(file.read_text(encoding="utf-8"))
         fault, by = held["fault"], held["by"]
@@ -133,11 +132,3 @@ def _read() -> Finding | None:
         return None
     known = (fault is None or isinstance(fault, str)) and by in (FIRST_LOAD, BY_HAND)
     return Finding(fault, by) if known else None
-
-
-def _own(path: Path) -> bool:
-    found = path.lstat()
-    if not hasattr(os, "getuid"):
-        return True
-    shared = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return found.st_uid == os.getuid() and not shared and not stat.S_ISLNK(found.st_mode)

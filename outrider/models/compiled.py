@@ -9,12 +9,9 @@ a folder of the user's own and read from nowhere else.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import json
 import logging
 import sys
-import tempfile
 import threading
 import warnings
 import weakref
@@ -34,7 +31,7 @@ from transformers import PreTrainedModel
 from outrider.errors import ModelError, UnsupportedModel
 from outrider.models.attention_op import Forward, Options, current, running
 from outrider.models.doors import Door, InterfaceDoor
-from outrider.models.packages import cache_folder, check_owner, first_line, keeping
+from outrider.models.packages import cache_folder, check_owner, first_line, keeping, key_of, making
 from outrider.models.packing import FusedLinear, OwnLinear, arrangement_of
 
 if TYPE_CHECKING:
@@ -42,7 +39,7 @@ if TYPE_CHECKING:
 
     from outrider.models.layer_gate import Passed
 
-FORMAT = 3
+FORMAT = 4
 """Counts up when what is traced changes, so that older packages are not found."""
 PACKAGE, CONSTANTS = "forward.pt2", "constants.safetensors"
 MOST_ROWS = 1 << 20
@@ -279,30 +276,18 @@ class _Opaque:
 
 
 def _build(traced: _Traced, folder: Path) -> None:
-    """Traces and compiles into a folder, which appears whole or not at all."""
+    """Traces and compiles into a folder."""
     if (folder / PACKAGE).is_file():
         return
-    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    check_owner(folder.parent)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="making-") as making:
-        new = Path(making) / folder.name
-        new.mkdir(mode=0o700)
+    with making(folder, PACKAGE) as new:
         try:
-            _make(traced, new, Path(making))
+            _make(traced, new, new.parent)
         except Exception as error:
             raise UnsupportedModel(
                 f"compile=True: the {traced.whole.config.model_type} model cannot be compiled here "
                 f"({first_line(error)}); it takes a C++ compiler and a forward without choices by "
                 "value; leave it out"
             ) from error
-        for file in new.iterdir():
-            file.chmod(0o600)
-        try:
-            new.rename(folder)
-        except OSError:
-            # Another process was here first.
-            if not (folder / PACKAGE).is_file():
-                raise
 
 
 def _make(traced: _Traced, folder: Path, scratch: Path) -> None:
@@ -398,21 +383,18 @@ def _key(model: PreTrainedModel, taps: tuple[int, ...]) -> str:
     own = _state(model)
     first = {id(tensor): name for name, tensor in reversed(own.items())}
     tensors = [(n, t.shape, t.stride(), str(t.dtype), first[id(t)]) for n, t in own.items()]
-    facts = {
+    facts: dict[str, Any] = {
         "format": FORMAT,
-        "torch": torch.__version__,
         "transformers": transformers.__version__,
         "source": _source(model),
         "class": type(model).__qualname__,
         "config": config,
         "linears": linears,
         "tensors": tensors,
-        "processor": sorted(torch.cpu.get_capabilities().items()),
         "threads": torch.get_num_threads(),
         **({"taps": taps} if taps else {}),
     }
-    text = json.dumps(facts, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    return key_of(facts)
 
 
 def _source(model: PreTrainedModel) -> str:

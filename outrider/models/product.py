@@ -9,13 +9,10 @@ folder alone.
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import json
 import os
 import shlex
 import subprocess
 import sys
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.errors import ModelError
-from outrider.models.packages import cache_folder, check_owner, first_line, keeping
+from outrider.models.packages import cache_folder, check_owner, first_line, keeping, key_of, making
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -142,43 +139,22 @@ def _loaded(library: Path) -> Product:
 
 
 def _key() -> str:
-    facts = {
-        "source": SOURCE.read_text(),
-        "flags": FLAGS,
-        "torch": torch.__version__,
-        "processor": sorted(torch.cpu.get_capabilities().items()),
-    }
-    return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:32]
+    return key_of({"source": SOURCE.read_text(), "flags": FLAGS})
 
 
 def _build(folder: Path) -> None:
-    """Compiles into a folder, which appears whole or not at all."""
-    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    check_owner(folder.parent)
+    """Compiles into a folder."""
     compiler = shlex.split(os.environ.get("CXX") or "g++")
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="making-") as making:
-        new = Path(making) / folder.name
-        new.mkdir(mode=0o700)
+    with making(folder, LIBRARY) as new:
+        command = [*compiler, *FLAGS, str(SOURCE), "-o", str(new / LIBRARY)]
         try:
-            subprocess.run(
-                [*compiler, *FLAGS, str(SOURCE), "-o", str(new / LIBRARY)],
-                check=True,
-                capture_output=True,
-                text=True,
-            )
+            subprocess.run(command, check=True, capture_output=True, text=True)
         except (OSError, subprocess.CalledProcessError) as error:
             said = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
             raise ModelError(
                 f"compile=True: {shlex.join(compiler)!r} cannot compile {SOURCE.name} "
                 f"({said.strip()[:300]}); it takes a C++ compiler; leave it out"
             ) from error
-        (new / LIBRARY).chmod(0o600)
-        try:
-            new.rename(folder)
-        except OSError:
-            # Another process was here first.
-            if not (folder / LIBRARY).is_file():
-                raise
 
 
 def _broken(library: Path, why: str) -> ModelError:

@@ -92,16 +92,9 @@ class TrainingTimeTest:
         starts = [i * room // PROMPTS for i in range(PROMPTS)]
         prompts = [self._held_out.read(start, size).tolist() for start in starts]
         params = [SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0)] * PROMPTS
-        self._complete(drafter, prompts, params)
-        return self._requests.engine.metrics.mean_acceptance_length
-
-    def _complete(
-        self, drafter: Any, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
-    ) -> list[Completion]:
         engine = Engine(self._target, drafter, Emitter(None))
-        self._requests = Requests(engine, depth=DEPTH, end_tokens=frozenset())
-        pairs = zip(prompts, params, strict=True)
-        return self._requests.complete([Request(tuple(p), sampling) for p, sampling in pairs])
+        _complete(engine, prompts, params)
+        return engine.metrics.mean_acceptance_length
 
     def _rows(self, step: int) -> Tensor:
         """The step's rows `[B, T]`: the target's own, and the text's."""
@@ -151,9 +144,18 @@ class TrainingTimeTest:
             )
             for i, likeliest in enumerate(greedy.tolist())
         ]
-        done = self._complete(NoDrafter(), prompts, params)
+        done = _complete(Engine(self._target, NoDrafter(), Emitter(None)), prompts, params)
         rows = [[*p, *d.token_ids] for p, d in zip(prompts, done, strict=True)]
         self._written = torch.tensor(rows, dtype=torch.int32)
+
+
+def _complete(
+    engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+) -> list[Completion]:
+    """One continuation of each prompt."""
+    requests = Requests(engine, depth=DEPTH, end_tokens=frozenset())
+    pairs = zip(prompts, params, strict=True)
+    return requests.complete([Request(tuple(p), sampling) for p, sampling in pairs])
 
 
 def unrolled_loss(

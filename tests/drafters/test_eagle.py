@@ -14,7 +14,6 @@ from outrider.decoding import Draft
 from outrider.decoding.laws import Law
 from outrider.drafters import (
     CombinedDrafter,
-    Drafter,
     DrafterSpec,
     EagleDrafter,
     ModelDrafter,
@@ -30,6 +29,7 @@ from outrider.models.speculators import save_head
 from outrider.train.eagle import Lines
 from outrider.tree import TreeBudget
 from outrider.types import Request
+from tests.drafters.serving import RAGGED, TREES, laws, served, texts
 from tests.drafters.tapped import TappedTarget, ToyEagle
 from tests.engine.test_law import LENGTH, PREFIX, TARGET, chi_square
 from tests.engine.toys import markov
@@ -38,22 +38,7 @@ from tests.models.test_eagle import SHAPE, random_head
 from tests.models.test_taps import plain_states
 
 single = pytest.fixture(scope="module", autouse=True)(one_thread)
-RAGGED = [random_tokens(n, n).tolist() for n in (17, 26, 3, 9, 1)]
-LAWS = {
-    "greedy": SamplingParams(max_tokens=24, temperature=0.0),
-    "coupled": SamplingParams(max_tokens=24, temperature=0.7, seed=11),
-}
-TREES = TreeBudget(3, 9)
-
-
-def served(target, drafter: Drafter, trees: TreeBudget | None = None, **options) -> Requests:
-    engine = Engine(target, drafter, Emitter(None), trees=trees, **options)
-    return Requests(engine, depth=3, end_tokens=frozenset())
-
-
-def texts(requests: Requests, params: SamplingParams, prompts=RAGGED) -> list[tuple[int, ...]]:
-    done = requests.complete([Request(tuple(prompt), params) for prompt in prompts])
-    return [completion.token_ids for completion in done]
+LAWS = laws(24)
 
 
 def left(requests: Requests) -> int:

@@ -10,42 +10,26 @@ import torch
 from outrider import LLM, SamplingParams
 from outrider.drafters import (
     CombinedDrafter,
-    Drafter,
     DrafterSpec,
     EarlyExitDrafter,
     NgramDrafter,
     NoDrafter,
 )
-from outrider.engine import Emitter, Engine, Requests
+from outrider.engine import Requests
 from outrider.errors import InvalidConfig, UnsupportedModel
 from outrider.models.base import Rows
 from outrider.models.bundled import eval_prompts
 from outrider.models.early_exit import EarlyExit
 from outrider.models.hf import HuggingFaceTarget
 from outrider.models.protocol import ProtocolTarget
-from outrider.tree import TreeBudget
 from outrider.types import Request
+from tests.drafters.serving import RAGGED, TREES, laws, served, texts
 from tests.engine.toys import markov
 from tests.models.families import FAMILIES, one_thread, random_model, random_tokens
 
 single = pytest.fixture(scope="module", autouse=True)(one_thread)
 LENGTH = 64
-RAGGED = [random_tokens(n, n).tolist() for n in (17, 26, 3, 9, 1)]
-LAWS = {
-    "greedy": SamplingParams(max_tokens=LENGTH, temperature=0.0),
-    "coupled": SamplingParams(max_tokens=LENGTH, temperature=0.7, seed=11),
-}
-TREES = TreeBudget(3, 9)
-
-
-def served(target, drafter: Drafter, trees: TreeBudget | None = None, **options) -> Requests:
-    engine = Engine(target, drafter, Emitter(None), trees=trees, **options)
-    return Requests(engine, depth=3, end_tokens=frozenset())
-
-
-def texts(requests: Requests, params: SamplingParams, prompts=RAGGED) -> list[tuple[int, ...]]:
-    done = requests.complete([Request(tuple(prompt), params) for prompt in prompts])
-    return [completion.token_ids for completion in done]
+LAWS = laws(LENGTH)
 
 
 def left(requests: Requests) -> int:
