@@ -6,6 +6,7 @@ Installing Outrider makes it a fixture of pytest, too; importing this module loa
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -47,6 +48,8 @@ def assert_lossless(
     length: int = 16,
     budget: int | None = None,
     seed: int = 1,
+    near_tie: float | None = None,
+    seeded: bool = True,
     accept: Collection[str] = ("lossless",),
     undecided: Literal["fail", "skip"] = "fail",
     html: str | Path | None = None,
@@ -69,6 +72,9 @@ def assert_lossless(
         length: tokens per text.
         budget: tokens at most; None is what `within` needs.
         seed: of the first text.
+        near_tie: logits closer than this, in nats, may change places by rounding; None = 0.001, or
+            what a Subject says. An engine of 16 bits needs about 0.1.
+        seeded: whether a seed is promised to give the same text again.
         accept: verdicts that pass: `("lossless", "numeric drift")` lets rounding through.
         undecided: what happens where the tokens did not suffice, or the planted bias was not
             found: a test that shows nothing fails, unless it is to be skipped.
@@ -88,6 +94,9 @@ def assert_lossless(
     if undecided not in UNDECIDED:
         raise InvalidConfig(f"undecided={undecided!r}: 'fail' or 'skip' is due")
     subject, tokenizer = _subject(engine, target, draft)
+    if near_tie is not None:
+        subject = replace(subject, near_tie=near_tie)
+    subject = replace(subject, seeded=subject.seeded and seeded)
     plan = Plan(within=within, alpha=alpha, length=length, budget=budget, seed=seed)
     report = certify(subject, _ids(prompts, tokenizer), params or SamplingParams(), plan)
     if html is not None:

@@ -84,6 +84,10 @@ def certify_model(
             "--engine-option", "-o", help="Of the engine; may be repeated.", metavar="NAME=VALUE"
         ),
     ] = None,
+    engine_timeout: Annotated[
+        float | None,
+        typer.Option(help="Seconds to wait for one answer of the engine; by default for ever."),
+    ] = None,
     json_output: options.Json = False,
 ) -> int:
     """Certify a model and its drafter: texts with speculation on, held to the target's law.
@@ -125,7 +129,7 @@ def certify_model(
         no_repeat_ngram=no_repeat_ngram,
     )
     check_html(html)
-    launch = _launch(engine, python, engine_option or [])
+    launch = _launch(engine, python, engine_option or [], engine_timeout)
     console = terminal.err()
     loading = options.Loading(
         model,
@@ -159,14 +163,18 @@ def certify_model(
     return report.exit_code
 
 
-def _launch(engine: str | None, python: Path | None, given: list[str]) -> Launch | None:
+def _launch(
+    engine: str | None, python: Path | None, given: list[str], timeout_s: float | None
+) -> Launch | None:
     from outrider.certify.adapters.engine import Launch, options_of
 
     if engine is None:
-        if python is not None or given:
-            raise InvalidConfig("--python and --engine-option are for an --engine; name one")
+        if python is not None or given or timeout_s is not None:
+            raise InvalidConfig(
+                "--python, --engine-option and --engine-timeout are for an --engine; name one"
+            )
         return None
-    return Launch(engine, options_of(given), python)
+    return Launch(engine, options_of(given), python, timeout_s)
 
 
 def _certified(own: Subject, launch: Launch | None) -> AbstractContextManager[Subject]:
@@ -199,8 +207,8 @@ def printed(report: Report, console: Console) -> None:
         table.add_row(check.name, verdict, terminal.escaped(check.said).replace("[", r"\["))
     console.print(table)
     for check in report.checks:
-        if check.reproduction is not None:
-            console.out(f"\n{check.name}, to see it: {json.dumps(check.reproduction)}")
+        if case := check.case:
+            console.out(f"\n{check.name}, to see it: {json.dumps(case)}")
     asked = ", ".join(f"{name} {value}" for name, value in report.controls.items())
     console.out(f"\n{report.subject}; {asked}; {report.seconds:.0f} s", highlight=False)
     console.out(f"verdict: {report.verdict}", highlight=False)

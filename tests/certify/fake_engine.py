@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import time
 from math import exp
 
 VOCAB, END = 12, 3
@@ -35,6 +37,10 @@ class Fake:
         if self.fault == "dies":
             os.write(2, b"out of luck\n")
             os._exit(7)
+        if self.fault == "hangs":
+            child = subprocess.Popen(["sleep", "600"])
+            os.write(2, f"child {child.pid}\n".encode())
+            time.sleep(600)
         if self.fault == "raises":
             raise ValueError("not today")
         return [self.text(prompt, params, seed + i) for i, prompt in enumerate(prompts)]

@@ -127,6 +127,37 @@ def test_where_two_texts_of_a_seed_part_is_told() -> None:
     assert f"token {told_of['position']}" in seeds.said
 
 
+class Unsteady:
+    """The right engine; asked for the same again, it writes a few texts otherwise."""
+
+    def __init__(self) -> None:
+        self._asked: set[int] = set()
+
+    def __call__(self, prompts: Prompts, params: SamplingParams, seed: int) -> list[Made]:
+        texts = list(subject().generate(prompts, params, seed))
+        if params.temperature and seed in self._asked:
+            texts[:2] = subject().generate(prompts[:2], params, seed + 777)
+        self._asked.add(seed)
+        return texts
+
+
+@pytest.mark.parametrize(
+    ("plain", "verdict"), [(None, "undecided"), (subject().generate, "undecided"), (..., "drift")]
+)
+def test_a_few_texts_that_come_otherwise_again_are_no_seed_ignored(
+    plain: Any, verdict: str
+) -> None:
+    like = Unsteady() if plain is ... else plain
+    report = certify(
+        replace(subject(), generate=Unsteady(), plain=like), PROMPTS, SamplingParams(), COARSE
+    )
+    (seeds,) = (check for check in report.checks if check.name == "seeds")
+    assert (seeds.verdict.endswith(verdict), seeds.evidence["parted"]) == (True, 2), told(report)
+    # Who promises nothing is not held to it.
+    free = replace(subject(), generate=Unsteady(), seeded=False)
+    assert certify(free, PROMPTS, SamplingParams(), COARSE).verdict == "lossless"
+
+
 @pytest.mark.parametrize("who", ["target", "draft"])
 def test_a_context_shorter_than_the_texts(who: str) -> None:
     class Short(Table):

@@ -93,6 +93,17 @@ def test_the_report_comes_back_and_is_kept(tmp_path: Path) -> None:
         assert_lossless(subject("seed ignored"), PROMPTS[:8], PARAMS, budget=50, accept=verdicts)
 
 
+def test_what_an_engine_does_not_promise() -> None:
+    wrong = subject("seed ignored")
+    assert assert_lossless(wrong, PROMPTS, PARAMS, within=0.2, seeded=False).verdict == "lossless"
+    rough = subject(rounded=True)
+    params = SamplingParams(max_tokens=8)
+    with pytest.raises(NotLossless, match="logprobs: control ignored"):
+        assert_lossless(rough, PROMPTS, params, within=0.2)
+    accept = ("lossless", "numeric drift")
+    assert_lossless(rough, PROMPTS, params, within=0.2, near_tie=0.3, accept=accept)
+
+
 def test_an_llm_is_an_engine(llm: LLM) -> None:
     prompts = ["import os\n", "def f(", "class A:", "x = "]
     assert assert_lossless(llm, prompts, within=0.3, length=6).verdict == "lossless"

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -15,7 +16,7 @@ from outrider import SamplingParams
 from outrider.certify.endpoint.run import Certifier, Limits
 from outrider.certify.endpoint.server import Server, completions_url
 from outrider.certify.endpoint.wire import Answer, Ask, answer
-from outrider.certify.model.plan import Plan
+from outrider.certify.model.plan import SAMPLED_FROM, Plan
 from outrider.certify.model.report import Report
 from outrider.errors import EndpointError, EndpointRefused, InvalidConfig
 from tests.certify.faulty import END, PARAMS, VOCAB
@@ -180,6 +181,51 @@ def test_an_interrupt_leaves_what_was_seen(monkeypatch: pytest.MonkeyPatch) -> N
     assert report.checks[-1].evidence["pairs"] > 0
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_server_that_fails_leaves_what_was_seen(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with certifier(settings(), mode, plan=Plan(within=0.05)) as one:
+        real, last = Server.all, COARSE.seed + SAMPLED_FROM + 2 * len(PROMPTS)
+
+        def failing(server: Server, asked: list[Ask]) -> list[Answer]:
+            if asked[0].seed >= last:
+                raise EndpointError("http://x failed (HTTP 500: out of luck)")
+            return real(server, asked)
+
+        monkeypatch.setattr(Server, "all", failing)
+        report = one.report()
+    assert report.exit_code == 3, told(report)
+    assert "it ended early: http://x failed (HTTP 500: out of luck)" in told(report)
+
+
+def test_tokens_are_counted_too() -> None:
+    plan = Plan(within=0.05)
+    with certifier(settings(), "log-probabilities", plan=plan, limits=Limits(tokens=5000)) as one:
+        one.report()
+        # What was under way when they were spent comes on top.
+        assert one._server.meter.tokens < 5000 + len(PROMPTS) * plan.length
+
+
+@pytest.mark.parametrize(("plain_too", "verdict"), [(False, "undecided"), (True, "numeric drift")])
+def test_a_few_texts_that_come_otherwise_again(
+    plain_too: bool, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of pairs: where plain ones are steady, and where they are not."""
+    real, heard = Server.all, set[tuple[bool, int]]()
+
+    def otherwise(server: Server, asked: list[Ask]) -> list[Answer]:
+        plain, seed = bool(server.extra), asked[0].seed
+        if asked[0].params.temperature and (plain, seed) in heard and (plain_too or not plain):
+            asked = [replace(asked[0], seed=seed + 777), *asked[1:]]
+        heard.add((plain, seed))
+        return real(server, asked)
+
+    monkeypatch.setattr(Server, "all", otherwise)
+    report = certified(settings(), "pairs", plan=Plan(within=0.5))
+    assert verdicts(report)["seeds"] == verdict, told(report)
+
+
 ASK = Ask("ab", SamplingParams(max_tokens=4), 3)
 
 
@@ -189,7 +235,7 @@ def test_a_busy_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
         server = Server(completions_url(url))
         assert server.ask(ASK).text
         assert server.meter.requests == 3
-    with serving(settings(busy=20)) as url, pytest.raises(EndpointError, match="busy 6 times"):
+    with serving(settings(busy=20)) as url, pytest.raises(EndpointError, match="failed 6 times"):
         Server(completions_url(url)).ask(ASK)
 
 
@@ -266,7 +312,7 @@ def test_keys_stay_where_they_belong_and_broken_answers_are_told(
         with pytest.raises(EndpointError, match="302"):
             Server(f"{where}/on", key="secret").ask(ASK)
         assert len(Elsewhere.asked) == 1
-        with pytest.raises(EndpointError, match="busy 6 times"):
+        with pytest.raises(EndpointError, match="failed 6 times"):
             Server(f"{where}/off").ask(ASK)
         server.shutdown()
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -103,7 +106,29 @@ def test_what_goes_wrong_there_is_told_here(fault: str, words: str) -> None:
         certified(fault)
 
 
+def test_an_engine_that_hangs_ends_with_what_it_started() -> None:
+    worker = Worker(Launch(FAKE, {"fault": "hangs"}, timeout_s=1.0))
+    with pytest.raises(ModelError, match=r"no answer in 1 s.*--engine-timeout.*child ") as caught:
+        worker([[1]], PARAMS, 1)
+    child = int(str(caught.value).rsplit("child ", 1)[1])
+    os.kill(child, 0)
+    worker.close(patience_s=0.1)
+    for _ in range(100):
+        if ended(child):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"process {child} goes on")
+
+
+def ended(process: int) -> bool:
+    """Whether it is gone; one without parents is there until somebody asks how it ended."""
+    told = subprocess.run(["ps", "-o", "stat=", "-p", str(process)], capture_output=True, text=True)
+    return not told.stdout.strip() or told.stdout.strip().startswith("Z")
+
+
 def test_what_cannot_be_started() -> None:
+    with pytest.raises(InvalidConfig, match="engine-timeout=0"):
+        Launch(FAKE, timeout_s=0)
     with pytest.raises(InvalidConfig, match=r"'vlm'.*did you mean 'vllm'"):
         Worker(Launch("vlm"))
     with pytest.raises(InvalidConfig, match="does not start"):

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from outrider.certify.model.plan import Plan
 from outrider.certify.model.report import Check, Report
 from outrider.certify.model.run import certify
 from outrider.certify.model.signatures import Page, emitted
-from outrider.certify.model.subject import Made, Prompts, Subject
+from outrider.certify.model.subject import Generate, Made, Prompts, Subject
 from outrider.errors import EmptyPrompt, InvalidConfig, ModelError
 from tests.certify.faulty import DEPTH, END, FAULTS, PARAMS, VOCAB, law_of, subject
 from tests.engine.control_laws import Table
@@ -41,10 +42,40 @@ def test_a_planted_fault_gets_its_verdict(fault: str) -> None:
     assert shown and all(case is not None for case in shown)
 
 
+def each(generate: Generate) -> Generate:
+    """The seeds of texts count on from the first."""
+
+    def alone(prompts: Prompts, params: SamplingParams, seed: int) -> Sequence[Any]:
+        return [generate([prompt], params, seed + i)[0] for i, prompt in enumerate(prompts)]
+
+    return alone
+
+
+@pytest.mark.parametrize("crowd", [False, True])
+def test_a_case_is_one_prompt_where_that_shows_it(crowd: bool) -> None:
+    wrong, right = (each(subject(fault).generate) for fault in ("min_p ignored", None))
+
+    def generate(prompts: Prompts, params: SamplingParams, seed: int) -> Sequence[Any]:
+        """In a crowd it may be wrong where it is right alone."""
+        return (right if crowd and len(prompts) == 1 else wrong)(prompts, params, seed)
+
+    report = certify(replace(subject(), generate=generate), PROMPTS, PARAMS, COARSE)
+    case = next(check for check in report.checks if check.name == "sampled law").case
+    if crowd:
+        assert case["prompts"] == [list(prompt) for prompt in PROMPTS]
+        prompt, seed = case["prompts"][case["index"]], case["seed"] + case["index"]
+    else:
+        prompt, seed = case["prompt"], case["seed"]
+    params = replace(PARAMS, max_tokens=COARSE.length)
+    due, came = (who([prompt], params, seed)[0] for who in (right, wrong))
+    assert due.token_ids != came.token_ids
+
+
 def test_numbers_that_are_not_finite_are_told_as_text() -> None:
     check = Check("greedy", "rule bias", "", {"gap": float("inf"), "rows": [float("nan"), 1.0]})
     report = Report("x", {}, 0.1, 0.1, (check,), check, 0.0)
     told = json.loads(json.dumps(report.as_dict(), allow_nan=False))
+    assert replace(check, reproduction={"told": float("nan")}).case == {"told": "nan"}
     assert told["checks"][0]["evidence"] == {"gap": "inf", "rows": ["nan", 1.0]}
 
 

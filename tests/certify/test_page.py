@@ -90,6 +90,15 @@ def test_the_path_leads_to_the_evidence() -> None:
     assert control["path"][-1][1] >= 1 / COARSE.alpha
 
 
+def test_what_was_not_looked_at_is_no_fault() -> None:
+    checks = tuple(Check(v, v, "") for v in ("refused", "not looked at", "seed ignored"))
+    report = replace(reports()[1], checks=checks)
+    cells = {one.text: one.get("class") for one in parsed(report).iter("td") if one.get("class")}
+    assert {name: cells[name] for name in ("refused", "not looked at", "seed ignored")} == {
+        "refused": "open", "not looked at": "open", "seed ignored": "bad"
+    }  # fmt: skip
+
+
 def test_every_verdict_has_its_meaning() -> None:
     for verdict, meaning in MEANINGS.items():
         check = Check("greedy", verdict, "")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -44,11 +46,17 @@ class Launch:
         engine: one of ENGINES, or a file with `CONTROLS` and `load` (see `worker.py`).
         options: of its `load`.
         python: the interpreter it is installed for; None = this one.
+        timeout_s: for one answer, loading included; None = as long as it takes.
     """
 
     engine: str
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     python: Path | None = None
+    timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.timeout_s is not None and not self.timeout_s > 0:
+            raise InvalidConfig(f"engine-timeout={self.timeout_s}: seconds are due, more than 0")
 
     @property
     def file(self) -> Path:
@@ -85,6 +93,7 @@ class Worker:
     def __init__(self, launch: Launch, plain: bool = False) -> None:
         env = {name: value for name, value in os.environ.items() if name not in ASTRAY}
         python, file = launch.python or Path(sys.executable), launch.file.resolve()
+        self._timeout_s = launch.timeout_s
         # Kept open as long as the process.
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         try:
@@ -95,6 +104,8 @@ class Worker:
                 stderr=self._log,
                 text=True,
                 env=env,
+                # What the engine starts ends with it; Ctrl-C is for who asked to answer.
+                start_new_session=True,
             )
         except OSError as error:
             self._log.close()
@@ -123,17 +134,17 @@ class Worker:
         texts = self._ask({"do": "generate", **asked})["texts"]
         return [Made(tuple(one["token_ids"]), one["logprobs"]) for one in texts]
 
-    def close(self) -> None:
-        """Ends the process."""
+    def close(self, patience_s: float = 10) -> None:
+        """Ends the process, and what it started, which have some seconds to do it themselves."""
         for pipe in (self._popen.stdin, self._popen.stdout):
             if pipe is not None:
                 with suppress(OSError):
                     pipe.close()
-        try:
-            self._popen.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self._popen.kill()
-            self._popen.wait()
+        with suppress(subprocess.TimeoutExpired):
+            self._popen.wait(timeout=patience_s)
+        with suppress(ProcessLookupError):
+            os.killpg(self._popen.pid, signal.SIGKILL)
+        self._popen.wait()
         self._log.close()
 
     def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,6 +152,12 @@ class Worker:
         try:
             self._popen.stdin.write(json.dumps(message) + "\n")
             self._popen.stdin.flush()
+            # A line is asked for at a time, so that nothing waits in the stream's own buffer.
+            if not select.select([self._popen.stdout], [], [], self._timeout_s)[0]:
+                raise ModelError(
+                    f"the engine gave no answer in {self._timeout_s:g} s; allow more with "
+                    f"--engine-timeout. Its last words: {self._words()}"
+                )
             line = self._popen.stdout.readline()
         except BrokenPipeError:
             line = ""

@@ -17,7 +17,7 @@ from typing import Any
 from outrider.certify.endpoint.wire import IDS, OFF, Answer, Ask, answer, body
 from outrider.errors import EndpointError, EndpointRefused, InvalidConfig
 
-BUSY = 429, 502, 503
+BUSY = 429, 500, 502, 503, 504
 REFUSED = 400, 422, 501
 TRIES, FIRST_WAIT_S, LONGEST_WAIT_S = 6, 0.5, 20.0
 SAID = 300
@@ -87,8 +87,8 @@ class Server:
             except _BusyError as busy:
                 if attempt == TRIES - 1:
                     raise EndpointError(
-                        f"{self.url} was busy {TRIES} times ({busy.said}); ask again later, or "
-                        "for less at once with --at-once"
+                        f"{self.url} was busy or failed {TRIES} times ({busy.said}); look into its "
+                        "log, or ask for less at once with --at-once"
                     ) from busy
                 wait_s = min(LONGEST_WAIT_S, max(busy.wait_s, FIRST_WAIT_S * 2**attempt))
                 if self._ended.wait(wait_s):

@@ -30,9 +30,10 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What one text added: the log-likelihood ratio of each fault, the sum of each look."""
+    """A text and what it added: the log-likelihood ratio of each fault, the sum of each look."""
 
     number: int
+    tokens: tuple[int, ...]
     of_fault: NDArray[np.float64]
     of_look: NDArray[np.float64]
 
@@ -91,7 +92,7 @@ class Evidence:
         for number, text in zip(numbers, page.texts, strict=True):
             start, stop = stop, stop + len(text.output)
             sums = (part[start:stop].sum(0) for part in (shown_NS, looked_NF))
-            self.told.append(Told(number, *sums))
+            self.told.append(Told(number, text.output, *sums))
         self.tokens += int(judged_N.sum())
         self.read_tokens += stop
 

@@ -50,6 +50,11 @@ class Check:
     evidence: Mapping[str, Any] = field(default_factory=dict[str, Any])
     reproduction: Mapping[str, Any] | None = None
 
+    @property
+    def case(self) -> dict[str, Any]:
+        """The reproduction as JSON has it, empty without one."""
+        return cast("dict[str, Any]", _finite(dict(self.reproduction or {})))
+
 
 @dataclass(frozen=True, slots=True)
 class Report:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from outrider.certify.model.report import Check
 from outrider.certify.model.signatures import Page, emitted
 from outrider.certify.model.subject import Generate, Prompts, Subject, made
 from outrider.config import SamplingParams
+from outrider.errors import EndpointError
 
 DRIFT = 0.01
 """A bias that is surely smaller than this, and fits no known fault, is put down to rounding."""
@@ -47,6 +49,7 @@ class Sampling:
         self._horizon = plan.tokens(len(self._looked))
         self._pages: list[Page] = []
         self._kept = 0
+        self._broken = ""
 
     def checks(self) -> tuple[Check, Check]:
         """The law of sampled texts, and the negative control."""
@@ -76,6 +79,11 @@ class Sampling:
                 texts = made(generate, self._prompts, self._params, seed, target)
             except KeyboardInterrupt:
                 # What was seen so far is a result.
+                return
+            except EndpointError as error:
+                if not evidence.tokens:
+                    raise
+                self._broken = f"; it ended early: {error}"
                 return
             before = evidence.read_tokens
             numbers = [number + i for i, text in enumerate(texts) if text.token_ids]
@@ -139,7 +147,7 @@ class Sampling:
             told = f"within {most:.3f} of the target's law in all that was looked at ({said})"
             return Check("sampled law", "lossless", told, numbers)
         told = f"nothing against it, and not enough to say within {self._plan.within}: {said}; "
-        told += f"{furthest!r} may be off by {intervals[furthest].most:.3f}"
+        told += f"{furthest!r} may be off by {intervals[furthest].most:.3f}{self._broken}"
         return Check("sampled law", "undecided", told, numbers)
 
     def _refuted(self, evidence: Evidence, numbers: dict[str, Any]) -> Check:
@@ -155,16 +163,27 @@ class Sampling:
         elif suspect.guessed and self._plain_stands(evidence):
             category, why = "rule bias", "plain decoding of the same engine has the law that is due"
         told = evidence.worst(suspect.name)
-        number = told.number
-        where = {
-            "prompts": [list(prompt) for prompt in self._prompts],
-            "index": number % len(self._prompts),
-            "params": asked(self._params),
-            "seed": self._seed(number - number % len(self._prompts)),
-        }
+        where = self._case(told.number, told.tokens)
         numbers |= {"fits": suspect.name, "log e of it": suspect.log_e}
         said = f"refuted after {numbers['tokens']} tokens (e = {numbers['e']:.3g}); {why}"
         return Check("sampled law", category, said, numbers, where)
+
+    def _case(self, number: int, tokens: tuple[int, ...]) -> dict[str, Any]:
+        """What to ask for to see a text: its prompt alone, where that gives the text again."""
+        subject, params = self._subject, self._params
+        index, seed = number % len(self._prompts), self._seed(number)
+        alone = [self._prompts[index]]
+        with suppress(EndpointError):
+            (text,) = made(subject.generate, alone, params, seed, subject.target)
+            if text.token_ids == tokens:
+                return {"prompt": list(alone[0]), "params": asked(params), "seed": seed}
+        prompts = [list(prompt) for prompt in self._prompts]
+        return {
+            "prompts": prompts,
+            "index": index,
+            "params": asked(params),
+            "seed": seed - index,
+        }
 
     def _plain_stands(self, evidence: Evidence) -> bool:
         """Whether texts without speculation are not refuted in many times the tokens."""

@@ -14,9 +14,9 @@ def as_text(report: Report) -> str:
         caught = check is report.control and check.verdict == "rule bias"
         lines.append(f"  {check.name}: {'found' if caught else check.verdict}: {check.said}")
     lines += [
-        f"{check.name}, to see it: {json.dumps(check.reproduction)}"
+        f"{check.name}, to see it: {json.dumps(case)}"
         for check in report.checks
-        if check.reproduction is not None
+        if (case := check.case)
     ]
     asked = ", ".join(f"{name} {value}" for name, value in report.controls.items())
     lines.append(f"asked: {asked}; within {report.within:g}, alpha {report.alpha:g}")

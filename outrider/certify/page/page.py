@@ -25,7 +25,10 @@ MEANINGS: Mapping[Verdict, str] = {
     "lossless.",
     "void": "The planted bias was not found: the run proves nothing.",
 }
-CLASSES = {"lossless": "good", "undecided": "open", "void": "open"}
+CLASSES = {
+    "lossless": "good",
+    **dict.fromkeys(("undecided", "void", "refused", "not looked at"), "open"),
+}
 """Of verdicts; every other one is bad."""
 DRAWN = "path", "looks"
 """Evidence that is drawn, not listed."""
@@ -87,12 +90,11 @@ def _checks(report: Report) -> str:
 
 
 def _faults(report: Report, origin: Origin) -> str:
-    shown = [check for check in report.checks if check.reproduction is not None]
+    shown = [(check, case) for check in report.checks if (case := check.case)]
     if not shown:
         return ""
     parts = [tag("h2", "To see it")]
-    for check in shown:
-        case = check.reproduction or {}
+    for check, case in shown:
         parts.append(tag("h3", text(check.name)) + tag("p", text(check.said)))
         if origin.decode is not None and (prompt := _prompt(case)):
             parts.append(tag("p", "The prompt as text, and the case:", class_="quiet"))
