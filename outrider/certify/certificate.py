@@ -21,6 +21,7 @@ from outrider.certify.enumerate import (
     tree_law,
 )
 from outrider.certify.growth import Drafting
+from outrider.certify.journal import Journal
 from outrider.certify.linear import optimum
 from outrider.certify.pairs import Pair, tree_pair
 from outrider.certify.reference_trees import DraftedTree
@@ -195,7 +196,11 @@ def wrong_schemes() -> list[Wrong]:
 
 
 def certify_rules(
-    *, num_pairs: int = 12, processes: int = 2, progress: Progress = lambda _: None
+    *,
+    num_pairs: int = 12,
+    processes: int = 2,
+    progress: Progress = lambda _: None,
+    journal: Journal[Any] | None = None,
 ) -> Certificate:
     """Certifies every rule and runs the battery of broken ones.
 
@@ -203,6 +208,7 @@ def certify_rules(
         num_pairs: tabular pairs per rule, drafter and tree.
         processes: worker processes; 1 = this one alone.
         progress: called with one line whenever a part is done.
+        journal: where parts are kept, and found that an earlier run did.
     """
     started = time.perf_counter()
     jobs = [
@@ -212,13 +218,17 @@ def certify_rules(
     # The largest trees take longest: begun first, they do not keep the rest waiting at the end.
     order = sorted(range(len(jobs)), key=lambda job: -_size(jobs[job]))
     found: dict[int, Certified | Caught] = {}
+    if journal is not None:
+        found = {job: journal[str(job)] for job in order if str(job) in journal}
+        order = [job for job in order if job not in found]
     work = partial(_work, num_pairs=num_pairs)
     if processes == 1:
         results: Iterable[Certified | Caught] = map(work, (jobs[job] for job in order))
-        _collect(order, results, found, progress)
+        _collect(order, results, found, progress, journal)
     else:
         with multiprocessing.get_context("spawn").Pool(processes) as pool:
-            _collect(order, pool.imap(work, (jobs[job] for job in order)), found, progress)
+            every = pool.imap(work, (jobs[job] for job in order))
+            _collect(order, every, found, progress, journal)
     done = [found[job] for job in range(len(jobs))]
     return Certificate(
         [one for one in done if isinstance(one, Certified)],
@@ -232,15 +242,19 @@ def _collect(
     results: Iterable[Certified | Caught],
     found: dict[int, Certified | Caught],
     progress: Progress,
+    journal: Journal[Any] | None,
 ) -> None:
-    for number, (job, result) in enumerate(zip(order, results, strict=True), 1):
+    whole = len(order) + len(found)
+    for job, result in zip(order, results, strict=True):
         found[job] = result
+        if journal is not None:
+            journal.keep(str(job), result)
         tell = (
             f"{result.rule}, {result.drafter}, {result.tree}: TV {result.max_tv} on {result.cases}"
             if isinstance(result, Certified)
             else f"{result.name}: TV {result.measure}"
         )
-        progress(f"[{number}/{len(order)}] {tell}")
+        progress(f"[{len(found)}/{whole}] {tell}")
 
 
 # Schemes are made of functions, which do not travel between processes: their numbers do.

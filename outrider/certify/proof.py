@@ -8,12 +8,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from outrider.certify import runs
 from outrider.certify.certificate import Caught, Certificate, Certified, certify_rules
+from outrider.certify.journal import Journal, digest
 from outrider.certify.paths import FORMS, PathCount, compare
 from outrider.certify.tree_paths import TREE_RULES, combinations_of, compare_trees
 from outrider.decoding import RULES
@@ -22,6 +25,7 @@ Progress = Callable[[str], None]
 BATCH = 5_000
 TREE_BATCH = 1_500
 DTYPES = "float64", "float32"
+PACKAGE = Path(__file__).resolve().parent.parent
 Compare = Callable[[str, int, torch.dtype], PathCount]
 """The paths of one batch, given rule, seed and dtype."""
 PathKey = tuple[str, str, str]
@@ -38,6 +42,8 @@ class Proof:
     seeded: list[str] = field(default_factory=list[str])
     seeded_ok: bool = True
     seconds: float = 0.0
+    earlier: int = 0
+    """Parts that an earlier run of the same code had done."""
 
     @property
     def ok(self) -> bool:
@@ -51,6 +57,12 @@ class Proof:
             )
             and self.seeded_ok
         )
+
+
+def _sources() -> list[Path]:
+    """The files that a proof depends on."""
+    own = (PACKAGE.glob("*.py"), (PACKAGE / "certify").glob("*.py"))
+    return [file for files in (*own, (PACKAGE / "decoding").rglob("*.py")) for file in files]
 
 
 def chains(rule: str, seed: int, dtype: torch.dtype) -> PathCount:
@@ -85,6 +97,7 @@ def prove(
     num_texts: int = 500,
     processes: int = 2,
     progress: Progress = lambda _: None,
+    kept: Path | None = None,
 ) -> Proof:
     """The whole proof.
 
@@ -94,17 +107,33 @@ def prove(
         num_texts: seeded texts per rule and pair.
         processes: worker processes.
         progress: called with one line whenever a part is done.
+        kept: a file of the parts that are done, from which a run that was cut short goes on; None
+            keeps none.
     """
     started = time.perf_counter()
-    proof = Proof(certify_rules(num_pairs=num_pairs, processes=processes, progress=progress))
+    journal: Journal[Any] | None = None
+    if kept is not None:
+        counts = (num_pairs, min_draws, torch.__version__, np.__version__)
+        journal = Journal(kept, digest(_sources(), *counts), (Certified, Caught, PathCount))
+    earlier = 0 if journal is None else len(journal)
+    progress(f"{earlier} parts are done already")
+    proof = Proof(
+        certify_rules(num_pairs=num_pairs, processes=processes, progress=progress, journal=journal),
+        earlier=earlier,
+    )
     with multiprocessing.get_context("spawn").Pool(processes, torch.set_num_threads, (1,)) as pool:
-        paths = {
-            (rule, batch.__name__, dtype): pool.apply_async(
-                compare_many, (rule, batch, getattr(torch, dtype), min_draws, 10_000 * i)
-            )
+        every = [
+            ((rule, batch.__name__, dtype), batch, 10_000 * i)
             for i, rule in enumerate(RULES)
             for batch in ((chains, trees) if rule in TREE_RULES else (chains,))
             for dtype in DTYPES
+        ]
+        paths = {
+            key: pool.apply_async(
+                compare_many, (key[0], batch, getattr(torch, key[2]), min_draws, start)
+            )
+            for key, batch, start in every
+            if journal is None or str(key) not in journal
         }
         for line, good in runs.seeded_checks(num_texts):
             proof.seeded.append(line)
@@ -113,10 +142,19 @@ def prove(
         for caught in runs.seeded_wrong(num_texts):
             proof.wrong.append(Caught(*caught))
             progress(f"wrong: {caught[0]}: {caught[1]}")
-        for key, job in paths.items():
-            proof.paths[key] = job.get()
-            progress(f"paths: {key}: {proof.paths[key]}")
+        for key, *_ in every:
+            if key in paths:
+                found = paths[key].get()
+                if journal is not None:
+                    journal.keep(str(key), found)
+            else:
+                assert journal is not None
+                found = journal[str(key)]
+            proof.paths[key] = found
+            progress(f"paths: {key}: {found}")
     proof.seconds = time.perf_counter() - started
+    if journal is not None:
+        journal.end()
     return proof
 
 
@@ -125,10 +163,13 @@ def as_markdown(proof: Proof, command: str) -> str:
     machine = (
         f"Python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}"
     )
+    took = f"{proof.seconds:.0f} s"
+    if proof.earlier:
+        took += f" after {proof.earlier} parts that an earlier run of the same code had done"
     lines = [
         "# Proof of losslessness",
         "",
-        f"Written by `{command}`: {machine}, {platform.machine()}, {proof.seconds:.0f} s. "
+        f"Written by `{command}`: {machine}, {platform.machine()}, {took}. "
         f"Result: **{'everything holds' if proof.ok else 'SOMETHING FAILED'}**.",
         "",
         "## Exact law of whole runs",
