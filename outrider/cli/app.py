@@ -14,7 +14,7 @@ from outrider.cli.doctor import doctor
 from outrider.cli.generate import generate
 from outrider.cli.profile import profile
 from outrider.cli.terminal import INTERRUPTED, drop_output, error_line, flush, prepare
-from outrider.cli.train import train_eagle3, train_lm
+from outrider.cli.train import train_eagle3, train_lm, train_mtp
 from outrider.errors import OutriderError
 
 ERROR = 2
@@ -36,6 +36,7 @@ app.command()(doctor)
 app.command()(profile)
 train.command("lm")(train_lm)
 train.command("eagle3")(train_eagle3)
+train.command("mtp")(train_mtp)
 
 
 @app.callback(invoke_without_command=True)

@@ -30,7 +30,7 @@ Drafter = Annotated[
         "-d",
         metavar="SPEC",
         help="Who guesses: auto, none, draft, draft:PATH, bridge:PATH, ngram, suffix, recycle, "
-        "grammar, int8, eagle:PATH, early-exit, early-exit:L, or a+b.",
+        "grammar, int8, eagle:PATH, medusa:PATH, mtp, mtp:PATH, early-exit, early-exit:L, or a+b.",
     ),
 ]
 Depth = Annotated[

@@ -1,8 +1,9 @@
-"""`outrider train lm` and `train eagle3`: runs with a progress bar."""
+"""`outrider train lm`, `train eagle3` and `train mtp`: runs with a progress bar."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -58,26 +59,33 @@ def train_lm(
     )
 
 
+Target = Annotated[str, typer.Option(help="The model it is for: a folder, or 'bundled'.")]
+Text = Annotated[
+    list[Path] | None,
+    typer.Option(help="Files, folders or JSONL of texts or conversations; repeatable."),
+]
+HeadOut = Annotated[Path, typer.Option("--out", "-o", help="The folder of the head.")]
+HeadRecipeName = Annotated[
+    str | None, typer.Option(help="A TOML file, or a bundled recipe; see docs/heads.md.")
+]
+Tokens = Annotated[int | None, typer.Option(help="Tokens to train on.")]
+Loss = Annotated[str | None, typer.Option(help="ce, kl, reverse-kl or tv.")]
+Planned = Annotated[
+    bool, typer.Option("--plan", help="Say what time and memory it takes, and stop.")
+]
+
+
 def train_eagle3(
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder of the head.")],
-    target: Annotated[
-        str, typer.Option(help="The model it is for: a folder, or 'bundled'.")
-    ] = "bundled",
-    text: Annotated[
-        list[Path] | None,
-        typer.Option(help="Files, folders or JSONL of texts or conversations; repeatable."),
-    ] = None,
-    recipe: Annotated[
-        str | None, typer.Option(help="A TOML file, or a bundled recipe; see docs/heads.md.")
-    ] = None,
-    tokens: Annotated[int | None, typer.Option(help="Tokens to train on.")] = None,
-    loss: Annotated[str | None, typer.Option(help="ce, kl, reverse-kl or tv.")] = None,
+    out: HeadOut,
+    target: Target = "bundled",
+    text: Text = None,
+    recipe: HeadRecipeName = None,
+    tokens: Tokens = None,
+    loss: Loss = None,
     max_minutes: MaxMinutes = None,
     fresh: Fresh = False,
     device: TrainingDevice = "auto",
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Say what time and memory it takes, and stop.")
-    ] = False,
+    plan: Planned = False,
 ) -> int:
     """Train an EAGLE-3 head for a target, on its own hidden states.
 
@@ -89,12 +97,61 @@ def train_eagle3(
       outrider train eagle3 --target ./my-model --text chats.jsonl --out runs/head --plan
       outrider generate --model ./my-model --drafter eagle:runs/head "import "
     """
+    asked = _Asked("eagle3", recipe, tokens, loss, target, tuple(text or ()), device)
+    return _train_head(asked, out, plan, fresh, max_minutes)
+
+
+def train_mtp(
+    out: HeadOut,
+    target: Target = "bundled",
+    text: Text = None,
+    recipe: HeadRecipeName = None,
+    tokens: Tokens = None,
+    loss: Loss = None,
+    max_minutes: MaxMinutes = None,
+    fresh: Fresh = False,
+    device: TrainingDevice = "auto",
+    plan: Planned = False,
+) -> int:
+    """Train an MTP module for a target: one more layer of its own kind, on its last hidden states.
+
+    A run that was stopped or killed is resumed by the same command.
+
+    \b
+    Examples:
+      outrider train mtp --text src/ --out runs/mtp
+      outrider generate --model ./my-model --drafter mtp:runs/mtp "import "
+    """
+    asked = _Asked("mtp", recipe, tokens, loss, target, tuple(text or ()), device)
+    return _train_head(asked, out, plan, fresh, max_minutes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Which head of what."""
+
+    kind: str
+    recipe: str | None
+    tokens: int | None
+    loss: str | None
+    target: str
+    text: tuple[Path, ...]
+    device: str
+
+
+def _train_head(
+    asked: _Asked, out: Path, plan: bool, fresh: bool, max_minutes: float | None
+) -> int:
     from outrider.train.run_head import head_recipe, plan_head, prepare_head, run_head
 
     if max_minutes is not None and max_minutes < 0:
         raise InvalidConfig(f"max_minutes={max_minutes}: a number of at least 0 is due")
-    chosen, manifest = head_recipe(recipe, tokens=tokens, loss=loss)
-    run = prepare_head(chosen, target=target, text=text or (), manifest=manifest, device=device)
+    chosen, manifest = head_recipe(
+        asked.recipe, kind=asked.kind, tokens=asked.tokens, loss=asked.loss
+    )
+    run = prepare_head(
+        chosen, target=asked.target, text=asked.text, manifest=manifest, device=asked.device
+    )
     if plan:
         terminal.out().out(plan_head(run).said(), highlight=False)
         return 0

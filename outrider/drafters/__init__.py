@@ -5,6 +5,7 @@ from outrider.drafters.combined import CombinedDrafter
 from outrider.drafters.eagle import EagleDrafter
 from outrider.drafters.early_exit import EarlyExitDrafter
 from outrider.drafters.grammar import GrammarDrafter
+from outrider.drafters.medusa import MedusaDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
@@ -22,6 +23,7 @@ __all__ = [
     "EagleDrafter",
     "EarlyExitDrafter",
     "GrammarDrafter",
+    "MedusaDrafter",
     "ModelDrafter",
     "NgramDrafter",
     "NoDrafter",

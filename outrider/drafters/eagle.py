@@ -1,6 +1,9 @@
-"""EAGLE-3: a head that guesses from the target's hidden states (Li et al. 2025, arXiv 2503.01840).
+"""Heads that guess from the target's hidden states and then from their own features.
 
-The head follows the text in two steps. What the target has read is caught up with its own hidden
+EAGLE (Li et al. 2024, arXiv 2401.15077; 2025, arXiv 2503.01840) and multi-token prediction
+(DeepSeek-V3, arXiv 2412.19437).
+
+A head follows the text in two steps. What the target has read is caught up with its own hidden
 states; from there on the head feeds itself. What it read of its own guesses is forgotten with the
 round, as those rows' true states come with the target's next scores.
 """
@@ -9,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence as Sequenced
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,46 +28,45 @@ from outrider.sequence import Sequence
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-    from outrider.models.eagle import EagleHead
     from outrider.models.eagle_cache import CachedHead
+    from outrider.models.head import Head
 
 
 @dataclass(slots=True)
 class _Known:
-    """What is kept of a text: a sequence of the head's, and states it has not read yet.
+    """What is kept of a text: a sequence of the head's, and features it has not read yet.
 
-    `first` is the text's token that the sequence's row 0 stands for; `waiting` holds the states of
-    the tokens behind its last row.
+    `first` is the text's token that the sequence's row 0 stands for; `waiting[m]` holds what module
+    m is to read behind its last row: states of the target's, or features of the module before.
     """
 
     handle: int
     first: int
-    waiting: list[Tensor] = field(default_factory=list[Tensor])
+    waiting: list[list[Tensor]]
 
-    @property
-    def num_waiting(self) -> int:
-        return sum(map(len, self.waiting))
+    def num_waiting(self, module: int = 0) -> int:
+        return sum(map(len, self.waiting[module]))
 
-    def states(self, count: int) -> Tensor:
-        """The first `count` waiting states `[count, F]`."""
-        if len(self.waiting) > 1:
-            self.waiting = [torch.cat(self.waiting)]
-        return self.waiting[0][:count]
+    def features(self, count: int, module: int) -> Tensor:
+        """The first `count` that wait for a module."""
+        if len(self.waiting[module]) > 1:
+            self.waiting[module] = [torch.cat(self.waiting[module])]
+        return self.waiting[module][0][:count]
 
 
 class EagleDrafter(Drafter):
-    """Drafts chains or trees with an EAGLE-3 head of the target's.
+    """Drafts chains or trees with a head of the target's, module after module.
 
     A text is drafted for from the round on in which the target has read all of it but its last
     token. Where it begins with tokens that the target holds of an earlier text, and whose states
     it therefore never had, the head's own view of it begins behind them.
     """
 
-    def __init__(self, head: EagleHead, *, chunk: int = 512, name: str = "eagle") -> None:
-        self.name = name
+    def __init__(self, head: Head, *, chunk: int = 512, name: str | None = None) -> None:
+        self.name = head.kind if name is None else name
         self.chunk = chunk
-        self.taps = head.shape.taps
-        self.vocab_size = head.shape.vocab_size
+        self.taps = head.taps
+        self.vocab_size = head.vocab_size
         self._given = head
         self._head: CachedHead | None = None
         self._target: Target | None = None
@@ -80,7 +82,8 @@ class EagleDrafter(Drafter):
             InvalidConfig: a drafter in use elsewhere.
         """
         # Who brings their own two methods needs no transformers.
-        from outrider.models.eagle_cache import CachedHead, fitted
+        from outrider.models.eagle_cache import CachedHead
+        from outrider.models.head import fitted
 
         if self._head is None:
             self._head, self._target = CachedHead(fitted(self._given, target)), target
@@ -106,24 +109,25 @@ class EagleDrafter(Drafter):
         """Keeps the states that follow those known; where some are missing, begins anew."""
         known = self._texts.get(text.key)
         if known is not None:
-            due = known.first + self.model.length(known.handle) + known.num_waiting
+            due = known.first + self.model.length(known.handle) + known.num_waiting()
             if first <= due:
                 # An interrupted round's rows come twice.
-                known.waiting.append(hidden_nF[due - first :])
+                known.waiting[0].append(hidden_nF[due - first :])
                 return
             self.model.close(known.handle)
-        self._texts[text.key] = _Known(self.model.open(text.expected), first, [hidden_nF])
+        waiting = [[hidden_nF], *([] for _ in range(1, self._given.num_modules))]
+        self._texts[text.key] = _Known(self.model.open(text.expected), first, waiting)
 
     def unread(self, text: Sequence) -> int:
         """Tokens whose states the head has not read."""
         known = self._texts.get(text.key)
-        return 0 if known is None else known.num_waiting
+        return 0 if known is None else known.num_waiting()
 
     def read(self, text: Sequence, rows: int) -> None:
         """Reads the states of the next `rows` tokens, of all but the last known at most."""
         known = self._texts.get(text.key)
-        if known is not None and known.num_waiting > 1:
-            self._catch_up([text], [min(rows, known.num_waiting - 1)])
+        if known is not None and known.num_waiting() > 1:
+            self._catch_up([text], [min(rows, known.num_waiting() - 1)])
 
     def propose(
         self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws
@@ -138,14 +142,15 @@ class EagleDrafter(Drafter):
             return draws.drawn()
         asked = [texts[b] for b in members]
         for text in asked:
-            while (waiting := self._texts[text.key].num_waiting) > self.chunk:
+            while (waiting := self._texts[text.key].num_waiting()) > self.chunk:
                 self._catch_up([text], [min(self.chunk, waiting - 1)])
-        logits_nM, h_nD = self._catch_up(asked, [self._texts[t.key].num_waiting for t in asked])
+        h_nD = self._catch_up(asked, [self._texts[t.key].num_waiting() for t in asked])
         tokens_M = self.model.head.tokens
         if draws.trees is not None:
-            return self._grown(texts, depths, draws, (logits_nM, h_nD))
+            return self._grown(texts, depths, draws, h_nD)
         index = 0
         while True:
+            logits_nM = self._logits(h_nD, index)
             tokens = draws.sample(logits_nM, members, index, tokens_M)
             index += 1
             going = [i for i, b in enumerate(members) if depths[b] > index]
@@ -153,75 +158,108 @@ class EagleDrafter(Drafter):
                 return draws.drawn()
             if len(going) < len(members):
                 members = [members[i] for i in going]
-                tokens, h_nD = [tokens[i] for i in going], h_nD[going]
+                tokens, h_nD = [tokens[i] for i in going], [own[going] for own in h_nD]
             handles = tuple(self._texts[texts[b].key].handle for b in members)
             rows = Rows(handles, (1,) * len(handles), torch.tensor(tokens))
-            logits_nM, h_nD = self.model.score(rows, h_nD)
+            h_nD = self._advanced(rows, h_nD, index)
 
     def _grown(
         self,
         texts: Sequenced[Sequence],
         depths: Sequenced[int],
         draws: RoundDraws,
-        roots: tuple[Tensor, Tensor],
+        roots: list[Tensor],
     ) -> Draft:
-        """Trees, level by level; a node's feature is that behind its parent."""
+        """Trees, level by level; a node's features are those behind its parent."""
         members = [b for b, depth in enumerate(depths) if depth > 0]
         masks: dict[int, list[int]] = {b: [0] for b in members}
         places = {b: [i] for i, b in enumerate(members)}
-        features = [roots[1]]
+        known, level = roots, 0
 
         def expand(nodes: Sequenced[Node]) -> Tensor:
+            nonlocal known, level
+            level += 1
             counts = Counter(node.member for node in nodes)
-            known_nD = torch.cat(features) if len(features) > 1 else features[0]
-            features[:] = [known_nD]
             ancestors: list[int] = []
             for i, node in enumerate(nodes):
                 own = masks[node.member]
                 own.append(own[node.parent] | 1 << (len(own) - 1))
                 ancestors.append(signed(own[-1]))
-                places[node.member].append(len(known_nD) + i)
+                places[node.member].append(len(known[0]) + i)
             before = [places[node.member][node.parent] for node in nodes]
             handles = tuple(self._texts[texts[b].key].handle for b in counts)
             tokens_R = torch.tensor([node.token for node in nodes])
             rows = Rows(handles, tuple(counts.values()), tokens_R, torch.tensor(ancestors))
-            logits_nM, h_nD = self.model.score(rows, known_nD[before])
-            features.append(h_nD)
-            return logits_nM
+            h_nD = self._advanced(rows, [own[before] for own in known], level)
+            known = [torch.cat(pair) for pair in zip(known, h_nD, strict=True)]
+            return self._logits(h_nD, level)
 
-        return draws.grown(roots[0], depths, expand, self.model.head.tokens)
+        return draws.grown(self._logits(roots, 0), depths, expand, self.model.head.tokens)
+
+    def _logits(self, h_nD: list[Tensor], level: int) -> Tensor:
+        """Logits after rows `level` drafted tokens behind the text, by the module for them."""
+        return self.model.head.logits(h_nD[min(level, len(h_nD) - 1)])
+
+    def _advanced(self, rows: Rows, before_nD: list[Tensor], level: int) -> list[Tensor]:
+        """Features of all modules after drafted tokens of a level, given those before.
+
+        A drafted token is the last one that module m reads up to level m, each time for a later
+        row; behind that the last module goes on from its own features.
+        """
+        after_nD, last = list(before_nD), len(before_nD) - 1
+        for module in range(min(level, last), last + 1):
+            h_nD = before_nD[module - 1 if level <= module else module]
+            after_nD[module] = self.model.score(rows, h_nD, module)
+        return after_nD
 
     def _is_up(self, text: Sequence) -> bool:
-        """Whether the states of all tokens but the last are known."""
+        """Whether the states of all tokens but the last are known, and each module has a row."""
         known = self._texts.get(text.key)
-        if known is None:
+        if known is None or not known.num_waiting():
             return False
-        held = known.first + self.model.length(known.handle) + known.num_waiting
-        return known.num_waiting > 0 and held == len(text.tokens) - 1
+        rows = self.model.length(known.handle) + known.num_waiting()
+        return known.first + rows == len(text.tokens) - 1 and rows >= len(known.waiting)
 
-    def _catch_up(
-        self, texts: Sequenced[Sequence], counts: Sequenced[int]
-    ) -> tuple[Tensor, Tensor]:
-        """Reads and keeps so many waiting states of each text; what follows their last ones."""
+    def _catch_up(self, texts: Sequenced[Sequence], counts: Sequenced[int]) -> list[Tensor]:
+        """Reads and keeps so many waiting states of each text; each module's last features."""
+        found = [self._read(texts, counts, 0)]
+        for module in range(1, self.model.head.num_modules):
+            found.append(self._read(texts, [self._due(text, module) for text in texts], module))
+        return found
+
+    def _due(self, text: Sequence, module: int) -> int:
+        """How many waiting features a later module can read: of those whose tokens are known."""
+        known = self._texts[text.key]
+        first = known.first + self.model.length(known.handle, module) + module + 1
+        return max(0, min(known.num_waiting(module), len(text.tokens) - first))
+
+    def _read(self, texts: Sequenced[Sequence], counts: Sequenced[int], module: int) -> Tensor:
+        """Has a module read and keep rows of each text; the features behind their last ones."""
+        reading = [(self._texts[t.key], t, n) for t, n in zip(texts, counts, strict=True) if n]
+        if not reading:
+            return torch.empty(0)
         tokens: list[int] = []
         features: list[Tensor] = []
-        handles: list[int] = []
-        for text, count in zip(texts, counts, strict=True):
-            known = self._texts[text.key]
-            first = known.first + self.model.length(known.handle) + 1
+        for known, text, count in reading:
+            first = known.first + self.model.length(known.handle, module) + module + 1
             tokens += text.tokens[first : first + count]
-            features.append(known.states(count))
-            handles.append(known.handle)
-        ends = torch.tensor(counts).cumsum(0) - 1
-        h_RD = self.model.head.fused(torch.cat(features))
-        found = self.model.score(
-            Rows(tuple(handles), tuple(counts), torch.tensor(tokens), None, ends), h_RD
+            features.append(known.features(count, module))
+        h_RD = torch.cat(features)
+        rows = Rows(
+            tuple(known.handle for known, _, _ in reading),
+            tuple(count for _, _, count in reading),
+            torch.tensor(tokens),
         )
-        for text, handle, count in zip(texts, handles, counts, strict=True):
-            self.model.commit(handle, count)
-            known = self._texts[text.key]
-            known.waiting = [known.states(known.num_waiting)[count:]]
-        return found
+        if module == 0:
+            h_RD = self.model.head.fused(h_RD)
+        after_RD = self.model.score(rows, h_RD, module)
+        parts = after_RD.split(rows.counts)
+        for (known, _, count), part in zip(reading, parts, strict=True):
+            self.model.commit(known.handle, count, module)
+            known.waiting[module] = [known.features(known.num_waiting(module), module)[count:]]
+            if module + 1 < len(known.waiting):
+                known.waiting[module + 1].append(part)
+        return torch.stack([part[-1] for part in parts])
 
     def commit(self, text: Sequence, accepted: int) -> None:
         """Forgets what was read of the round's guesses: their own states are on the way."""

@@ -20,7 +20,10 @@ SPECS = {
     "int8": "the target's own weights in eight bits",
     "early-exit": "the target's own first layers, as many as are found to pay best",
     "early-exit:L": "the target's own first L layers",
-    "eagle:PATH": "the EAGLE-3 head in a folder",
+    "eagle:PATH": "the EAGLE head, of any generation, in a folder",
+    "medusa:PATH": "the Medusa heads in a folder",
+    "mtp": "the multi-token prediction modules of the target's own checkpoint",
+    "mtp:PATH": "those in a folder",
     "bridge:PATH": "the draft model in a folder, of another tokenizer than the target's",
 }
 KINDS = tuple(dict.fromkeys(name.partition(":")[0] for name in SPECS))
@@ -51,10 +54,12 @@ class DrafterSpec:
             )
         if kind == "early-exit" and colon:
             return cls(kind, layers=_layers(spec, path))
-        takes = kind in ("bridge", "draft", "eagle")
-        if (colon and not (takes and path)) or (kind in ("bridge", "eagle") and not path):
+        needs = kind in ("bridge", "eagle", "medusa")
+        takes = needs or kind in ("draft", "mtp")
+        if (colon and not (takes and path)) or (needs and not path):
             raise InvalidConfig(
-                f"drafter={spec!r}: draft:PATH, eagle:PATH and bridge:PATH take a folder, "
+                f"drafter={spec!r}: draft:PATH, eagle:PATH, medusa:PATH, mtp:PATH and bridge:PATH "
+                "take a folder, "
                 "early-exit:L a number of layers, no other drafter takes anything"
             )
         return cls(kind, path or None)

@@ -161,8 +161,8 @@ class LLM:
         Args:
             model: a local folder, a GGUF file, or "bundled".
             drafter: a Drafter, a DraftModel, or a spec: none, draft, draft:PATH, bridge:PATH,
-                eagle:PATH, ngram, suffix, recycle, grammar, int8, early-exit, early-exit:L,
-                auto; or several as a+b.
+                eagle:PATH, medusa:PATH, mtp, mtp:PATH, ngram, suffix, recycle, grammar, int8,
+                early-exit, early-exit:L, auto; or several as a+b.
             device: where the models run; None = the CPU.
             dtype: "float32", "bfloat16", ...; None = bfloat16 where the processor has it.
             strict: one arithmetic class for everything, so that logits are equal bit for bit.

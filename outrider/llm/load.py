@@ -17,7 +17,6 @@ from outrider.drafters import (
     CombinedDrafter,
     Drafter,
     DrafterSpec,
-    EagleDrafter,
     EarlyExitDrafter,
     ModelDrafter,
     NgramDrafter,
@@ -31,11 +30,11 @@ from outrider.errors import (
     UnsupportedModel,
     VocabularyMismatch,
 )
+from outrider.llm.heads import HEADS, head_drafter
 from outrider.llm.options import Speculation
 from outrider.models.base import Target
 from outrider.models.bridge import BridgedModel, Dictionary
 from outrider.models.bundled import bundled_path
-from outrider.models.eagle_cache import check_fits
 from outrider.models.exit_search import PROMPTS, best_exit, search_exit
 from outrider.models.hf import (
     NOT_STRICT,
@@ -47,7 +46,6 @@ from outrider.models.hf import (
 from outrider.models.libllama import GgufTokenizer, LibllamaTarget, is_gguf
 from outrider.models.quantised import quantised, quantised_anew
 from outrider.models.recurrent import RecurrentTarget
-from outrider.models.speculators import check_verifier, load_head
 from outrider.models.text import TextTokenizer, Tokenizer
 
 Loaded: TypeAlias = LoadedTarget | LibllamaTarget
@@ -297,30 +295,6 @@ def draft_folder(spec: DrafterSpec, model: str | Path) -> Path | None:
     return None
 
 
-def head_drafter(path: str, target: Loaded) -> EagleDrafter:
-    """The drafter of the EAGLE-3 head in a folder.
-
-    Raises:
-        ModelError: no head that can be read, or one of a model of another class.
-        UnsupportedModel: a kind of head, or of target, that is not served.
-        VocabularyMismatch, TargetShapeMismatch: a head of another vocabulary or width.
-    """
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
-        raise ModelError(
-            f"drafter='eagle:{path}': no folder is there; give that of a head{_remedy(path)}"
-        )
-    if not isinstance(target, HuggingFaceTarget):
-        raise UnsupportedModel(
-            "drafter='eagle:PATH' reads hidden states of a Hugging Face model with a cache of keys "
-            f"and values, and the target is a {type(target).__name__}; use drafter='ngram'"
-        )
-    head = load_head(folder, target)
-    check_verifier(folder, target)
-    check_fits(head, target)
-    return EagleDrafter(head)
-
-
 def load_drafter(
     options: Speculation,
     model: str | Path,
@@ -337,8 +311,8 @@ def load_drafter(
     """
 
     def made(spec: DrafterSpec) -> Drafter:
-        if spec.kind == "eagle":
-            return head_drafter(str(spec.path), target())
+        if spec.kind in HEADS:
+            return head_drafter(spec, folder_of(model), target())
         folder = draft_folder(spec, model)
         if folder is not None and spec.kind == "bridge":
             warn_of_templates(own := tokenizer_of(folder), tokenizer)

@@ -15,7 +15,10 @@ from outrider.errors import InvalidConfig
 
 METHODS = {
     "draft_model": "draft",
+    "eagle": "eagle",
     "eagle3": "eagle",
+    "medusa": "medusa",
+    "mtp": "mtp",
     "ngram": "ngram",
     "ngram_gpu": "ngram",
     "none": "none",
@@ -26,11 +29,8 @@ NO_METHODS = {
     "custom_class": "give LLM.load your Drafter as drafter=",
     "dflash": "there is no such drafter",
     "dspark": "there is no such drafter",
-    "eagle": "there is no such drafter",
     "extract_hidden_states": "it drafts nothing",
-    "medusa": "there is no such drafter",
     "mlp_speculator": "there is no such drafter",
-    "mtp": "there is no such drafter",
 }
 """vLLM's methods that no drafter stands for, and why."""
 
@@ -44,7 +44,7 @@ SPEED = "it belongs to vLLM's own kernels"
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "attention_backend": ((), "attention is Outrider's own"),
     "code_revision": ((), "a model's own code is not run"),
-    "disable_eagle_block_drop": ((False,), "there is no such drafter"),
+    "disable_eagle_block_drop": ((False,), "cached blocks are shared as they are"),
     "disable_padded_drafter_batch": ((False, True), SPEED),
     "draft_load_config": ((), "a draft model is read from a local folder as it is"),
     "draft_sample_method": (("probabilistic",), "drafts are drawn from the draft's own law"),
@@ -52,7 +52,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "dspark_draft_topk": ((), "there is no such drafter"),
     "enable_adaptive_verification": ((False,), "every drafted token is verified"),
     "enforce_eager": ((False, True), SPEED),
-    "index_share_for_mtp_iteration": ((), "there is no such drafter"),
+    "index_share_for_mtp_iteration": ((), SPEED),
     "kv_cache_dtype": (("auto",), "keys and values are kept in the model's dtype"),
     "max_model_len": ((), "a draft model's context is its own; it stops drafting there by itself"),
     "moe_backend": (("auto",), SPEED),
@@ -245,8 +245,8 @@ def _drafter(given: Mapping[str, Any]) -> str | None:
         return method
     if not isinstance(model, (str, PathLike)):
         raise InvalidConfig(f"speculative_config model {model!r}: the path of a folder is due")
-    if method == "eagle":
-        return f"eagle:{fspath(model)}"
+    if method in ("eagle", "medusa", "mtp"):
+        return f"{method}:{fspath(model)}"
     # vLLM's older form names prompt lookup as a model.
     meant = "ngram" if model == "[ngram]" else "draft"
     if method not in (None, meant):

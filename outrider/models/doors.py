@@ -49,7 +49,7 @@ class InterfaceDoor(Door):
     def __init__(
         self, device: torch.device, reaches: Mapping[int, Reach | None], *, counts_rows: bool
     ) -> None:
-        self._reaches = reaches
+        self.reaches = reaches
         self._counts_rows = counts_rows
         # Families hand a 4-D mask through unread, which saves making one in each forward.
         self._no_mask = torch.empty(1, 1, 1, 1, dtype=torch.bool, device=device)
@@ -66,7 +66,7 @@ class InterfaceDoor(Door):
     @contextmanager
     def entered(self, cache: CacheManager, plan: Plan, body: Body) -> Iterator[None]:
         """Make the op work for the plan's rows."""
-        with running(Forward(cache, plan, body, self._reaches)):
+        with running(Forward(cache, plan, body, self.reaches)):
             yield
 
 

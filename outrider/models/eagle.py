@@ -9,9 +9,9 @@ says what its rows attend to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +20,10 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from outrider.errors import InvalidConfig
+from outrider.models.head import Attend, Head
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int64
-
-Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Queries `[B, H, T, E]`, keys and values `[B, G, T, E]` of new rows to `[B, T, H, E]`."""
 
 TABLE_ROWS = 2048
 """Positions that rotations are worked out for at once."""
@@ -150,7 +148,7 @@ class _Layer(nn.Module):
         return h_BTD + self.mlp(self.post_attention_layernorm(h_BTD))
 
 
-class EagleHead(nn.Module):
+class EagleHead(Head):
     """An EAGLE-3 head.
 
     `d2t` int64 `[draft vocabulary]` is what to add to a draft id for the target's token; draft ids
@@ -159,6 +157,8 @@ class EagleHead(nn.Module):
     """
 
     d2t: Tensor
+    kind = "eagle"
+    needs_norm = False
 
     def __init__(
         self,
@@ -170,6 +170,8 @@ class EagleHead(nn.Module):
         """`tokens` are those that can be guessed, ascending; None: the vocabulary's first."""
         super().__init__()
         self.shape = shape
+        self.taps, self.vocab_size = shape.taps, shape.vocab_size
+        self.target_size = shape.hidden_size
         self.config = shape.layer_config()
         # What the constructors draw is written over, and the global generator is not theirs.
         with torch.random.fork_rng(devices=[]):
@@ -181,8 +183,6 @@ class EagleHead(nn.Module):
             self.layers = nn.ModuleList([_Layer(shape)])
             self.norm = _norm(shape)
             self.lm_head = nn.Linear(shape.hidden_size, shape.draft_vocab_size, bias=False)
-        # In a tuple, so that they are not taken for a part.
-        self._borrowed: tuple[nn.Module, ...] = ()
         drafted = torch.arange(shape.draft_vocab_size)
         self.register_buffer("d2t", (drafted if tokens is None else tokens) - drafted)
         self._rotary = LlamaRotaryEmbedding(self.config)
@@ -193,17 +193,10 @@ class EagleHead(nn.Module):
         """The target's tokens that the columns of `logits` stand for, ascending."""
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
-    def borrow(self, embeddings: nn.Module) -> None:
-        """Look tokens up in the target's embeddings, where the head has none of its own."""
-        self._borrowed = (embeddings,)
-
     @property
     def embeddings(self) -> nn.Module:
         """What tokens are looked up in."""
-        if self.embed_tokens is not None:
-            return self.embed_tokens
-        assert self._borrowed, "the head has embeddings, or borrows its target's"
-        return self._borrowed[0]
+        return self.parts.embeddings if self.embed_tokens is None else self.embed_tokens
 
     def fused(self, features_RF: Float[Tensor, "*rows F"]) -> Float[Tensor, "*rows D"]:
         """The target's hidden states of some rows as one feature each."""
@@ -215,6 +208,7 @@ class EagleHead(nn.Module):
         h_BTD: Float[Tensor, "B T D"],
         positions_BT: Int64[Tensor, "B T"],
         attend: Attend,
+        module: int = 0,
     ) -> Float[Tensor, "B T D"]:
         """The feature after each token, given the feature before it."""
         embedded_BTD = self.embeddings(tokens_BT)

@@ -45,6 +45,18 @@ def no_progress_bar() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+@contextmanager
+def silent() -> Iterator[None]:
+    """Keep transformers from its bar and from saying which weights it missed."""
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with no_progress_bar():
+            yield
+    finally:
+        logging.set_verbosity(level)
+
+
 def unreadable(folder: Path, error: Exception) -> ModelError:
     """Return the typed error for a folder that transformers could not load."""
     family = _saved_config(folder).get("model_type")

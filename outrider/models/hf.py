@@ -43,7 +43,7 @@ from outrider.models.capability import (
 from outrider.models.compiled import CompiledForward, Tapped, compiled_forward
 from outrider.models.context import context_of
 from outrider.models.device import give_back_memory, pick_device
-from outrider.models.doors import Door
+from outrider.models.doors import Door, InterfaceDoor
 from outrider.models.folder import auto_class, model_folder, no_progress_bar, unreadable
 from outrider.models.layer_gate import LayerGate
 from outrider.models.packing import (
@@ -54,6 +54,7 @@ from outrider.models.packing import (
 )
 from outrider.models.plan import Plan, make_plan
 from outrider.models.product import Product, product
+from outrider.models.reach import Reach
 from outrider.models.recurrent import RecurrentTarget
 from outrider.models.regimes import TwoRegimes
 from outrider.models.registration import register
@@ -387,6 +388,19 @@ class HuggingFaceTarget(Target):
         self._compiled_taps[layers] = found
         if found is None:
             log.info("no compiled forward gives hidden states %s; compile=True makes one", layers)
+
+    def reach(self, layer: int) -> Reach | None:
+        """How far back the rows of a layer see, counted from 0; None is everything.
+
+        Raises:
+            UnsupportedModel: attention is the model's own.
+        """
+        if not isinstance(self._door, InterfaceDoor):
+            raise UnsupportedModel(
+                f"layers like those of the {self.model.config.model_type} model cannot be read by "
+                "themselves, as its attention is its own; use drafter='ngram'"
+            )
+        return self._door.reaches.get(layer)
 
     def _make_strict(self) -> None:
         self._align, self._row_multiple = STRICT_BLOCK, STRICT_ROWS

@@ -7,23 +7,28 @@ its folders. A head that cannot be what its files say is refused before any forw
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from outrider.errors import InvalidConfig, ModelError, UnsupportedModel
 from outrider.models.eagle import EagleHead, EagleShape
+from outrider.models.head_files import (
+    CONFIG,
+    WEIGHTS,
+    check_class,
+    fill,
+    read_config,
+    read_tensors,
+)
 
 if TYPE_CHECKING:
     from outrider.models.hf import HuggingFaceTarget
 
-CONFIG, WEIGHTS, PICKLE = "config.json", "model.safetensors", "pytorch_model.bin"
 KIND, VERSION = "eagle3", "0.9.0"
 EMBEDDINGS = "embed_tokens.weight"
 WITHOUT = {"norm_before_fc": False, "fc_norm": False, "norm_output": False}
@@ -122,26 +127,21 @@ def load_head(folder: Path, target: HuggingFaceTarget | None = None) -> EagleHea
             holds more than tensors.
         UnsupportedModel: a kind of head, or a variation, that is not read.
     """
-    config = _config(folder)
-    tensors = _tensors(folder)
+    return head_of(folder, _config(folder), read_tensors(folder), target)
+
+
+def head_of(
+    folder: Path,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    target: HuggingFaceTarget | None = None,
+) -> EagleHead:
+    """The head of a configuration and tensors in the layout; see `load_head`."""
     shape = _shape(folder, config, target)
     tokens = _tokens(folder, shape, tensors)
     head = EagleHead(shape, tokens, own_embeddings=EMBEDDINGS in tensors)
     own = {name: tensor.float() for name, tensor in tensors.items() if tensor.is_floating_point()}
-    due = {name: value.shape for name, value in head.named_parameters()}
-    if own.keys() != due.keys():
-        names = ", ".join(sorted(own.keys() ^ due.keys()))
-        raise ModelError(
-            f"the head in {str(folder)!r} has other tensors than an EAGLE-3 head ({names}); give a "
-            "folder in the layout of speculators"
-        )
-    wrong = next((name for name in due if own[name].shape != due[name]), None)
-    if wrong is not None:
-        raise ModelError(
-            f"{wrong} in {str(folder)!r} has shape {tuple(own[wrong].shape)}, and {CONFIG} says "
-            f"{tuple(due[wrong])}; the two are of different heads"
-        )
-    head.load_state_dict(own, strict=False)
+    fill(head, own, folder, "an EAGLE-3 head")
     return head.eval()
 
 
@@ -151,25 +151,13 @@ def check_verifier(folder: Path, target: HuggingFaceTarget) -> None:
     Raises:
         ModelError: naming both.
     """
-    said = (_config(folder).get("speculators_config") or {}).get("verifier") or {}
-    classes = said.get("architectures") or []
-    own = type(target.model).__name__
-    if classes and own not in classes:
-        raise ModelError(
-            f"the head in {str(folder)!r} was made for {said.get('name_or_path')!r}, a "
-            f"{' or '.join(classes)}, and the target is a {own}; give the head of this target"
-        )
+    said = (read_config(folder).get("speculators_config") or {}).get("verifier") or {}
+    check_class(folder, said.get("name_or_path"), said.get("architectures") or [], target)
 
 
 def _config(folder: Path) -> Mapping[str, Any]:
-    try:
-        config = json.loads((folder / CONFIG).read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            f"{str(folder)!r} holds no {CONFIG} that can be read; give the folder of a head in the "
-            "layout of speculators"
-        ) from error
-    kind = config.get("speculators_model_type") if isinstance(config, dict) else None
+    config = read_config(folder)
+    kind = config.get("speculators_model_type")
     if kind != KIND:
         raise UnsupportedModel(
             f"{str(folder)!r} holds no EAGLE-3 head (speculators_model_type is {kind!r}); "
@@ -213,19 +201,19 @@ def _shape(folder: Path, config: Mapping[str, Any], target: HuggingFaceTarget | 
             taps=tuple(taps),
             max_positions=int(layer.get("max_position_embeddings", 2048)),
             norm_eps=float(layer.get("rms_norm_eps", 1e-6)),
-            rope=_rope(layer),
+            rope=rope_of(layer),
             norm_before_residual=bool(config.get("norm_before_residual")),
         )
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, (InvalidConfig, ModelError)):
             raise
         raise ModelError(
-            f"{CONFIG} in {str(folder)!r} is none of an EAGLE-3 head ({error!r}); give a folder in "
-            "the layout of speculators"
+            f"{CONFIG} in {str(folder)!r} is none of an EAGLE-3 head ({error!r}); give a folder "
+            "as it was saved"
         ) from error
 
 
-def _rope(layer: Mapping[str, Any]) -> dict[str, Any]:
+def rope_of(layer: Mapping[str, Any]) -> dict[str, Any]:
     """Rotary parameters, said in one place or, as older files do, in two."""
     if layer.get("rope_parameters"):
         return dict(layer["rope_parameters"])
@@ -242,20 +230,6 @@ def _usual_taps(folder: Path, target: HuggingFaceTarget | None) -> tuple[int, ..
         )
     depth = int(target.model.config.get_text_config().num_hidden_layers)
     return 2, depth // 2, depth - 3
-
-
-def _tensors(folder: Path) -> dict[str, Tensor]:
-    try:
-        if (folder / WEIGHTS).is_file():
-            return load_file(folder / WEIGHTS)
-        if (folder / PICKLE).is_file():
-            return dict(torch.load(folder / PICKLE, map_location="cpu", weights_only=True))
-    except (OSError, SafetensorError, RuntimeError, pickle.UnpicklingError) as error:
-        raise ModelError(
-            f"the weights in {str(folder)!r} cannot be read, or hold more than tensors; give "
-            f"{WEIGHTS}"
-        ) from error
-    raise ModelError(f"{str(folder)!r} holds neither {WEIGHTS} nor {PICKLE}; give the whole folder")
 
 
 def _tokens(folder: Path, shape: EagleShape, tensors: Mapping[str, Tensor]) -> Tensor | None:

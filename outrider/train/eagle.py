@@ -1,4 +1,4 @@
-"""What an EAGLE-3 head learns: its target's laws, also from features that are its own.
+"""What heads learn: their target's laws, also from features that are their own.
 
 Training-time test (Li et al. 2025, arXiv 2503.01840): row i is read several times, each time one
 token further and from the head's last feature in place of the target's, and sees the true features
@@ -17,11 +17,13 @@ from torch.nn import functional as F
 from outrider.drafters.eagle import EagleDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.engine import Emitter, Engine, Requests
+from outrider.models.attention_op import Options
 from outrider.models.base import Rows
 from outrider.models.eagle import EagleHead, EagleShape
+from outrider.models.head import Head, TargetParts
 from outrider.models.hf import HuggingFaceTarget
 from outrider.train.chance import generator
-from outrider.train.recipe import EagleRecipe, HeadRecipe
+from outrider.train.recipe import EagleRecipe, HeadRecipe, UnrolledRecipe
 from outrider.train.stream import TokenStream
 from outrider.types import Completion, Request, SamplingParams
 
@@ -55,9 +57,9 @@ class TrainingTimeTest:
         """Go on from another object's `state`."""
         self._written = state["written"]
 
-    def backward(self, model: EagleHead, step: int) -> float:
+    def backward(self, model: Head, step: int) -> float:
         """Add one step's gradients and return its loss."""
-        run, head = self._recipe.train, self._recipe.eagle
+        run, head = self._recipe.train, self._recipe.head
         if head.written_share and not len(self._written):
             self._write()
         tokens_BT = self._rows(step)
@@ -69,7 +71,7 @@ class TrainingTimeTest:
             total += share * loss.item()
         return total
 
-    def rehearse(self, model: EagleHead) -> int:
+    def rehearse(self, model: Head) -> int:
         """One micro-batch of text, gradients included; how many tokens it had."""
         run = self._recipe.train
         count = max(1, min(run.micro_tokens, run.batch_tokens) // run.context)
@@ -77,17 +79,15 @@ class TrainingTimeTest:
         self._loss(model, tokens_BT).backward()
         return tokens_BT.numel()
 
-    def _loss(self, model: EagleHead, tokens_BT: Tensor) -> Tensor:
-        features_BTF, logits_BTM = self._read(tokens_BT, model.tokens)
+    def _loss(self, model: Head, tokens_BT: Tensor) -> Tensor:
+        features_BTF, logits_BTM = self._read(tokens_BT, model)
         tokens_BT = tokens_BT.to(features_BTF.device)
-        return unrolled_loss(model, self._recipe.eagle, tokens_BT, features_BTF, logits_BTM)
+        return unrolled_loss(model, self._recipe.head, tokens_BT, features_BTF, logits_BTM)
 
-    def held_out(self, model: EagleHead) -> float:
+    def held_out(self, model: Head) -> float:
         """Mean accepted length of greedy chains of DEPTH drafted tokens after held-out prompts."""
-        head = EagleHead(model.shape)
-        head.load_state_dict(model.state_dict())
-        drafter = EagleDrafter(head)
-        size = self._recipe.eagle.prompt_tokens
+        drafter = EagleDrafter(model.copied())
+        size = self._recipe.head.prompt_tokens
         room = max(1, self._held_out.epoch_tokens - size)
         starts = [i * room // PROMPTS for i in range(PROMPTS)]
         prompts = [self._held_out.read(start, size).tolist() for start in starts]
@@ -100,7 +100,7 @@ class TrainingTimeTest:
         """The step's rows `[B, T]`: the target's own, and the text's."""
         run = self._recipe.train
         count = run.batch_tokens // run.context
-        own = round(self._recipe.eagle.written_share * count)
+        own = round(self._recipe.head.written_share * count)
         draw = generator(self._recipe.seed, "rows", step)
         which = torch.randint(max(1, len(self._written)), (own,), generator=draw)
         rows = [self._written[which].long()] if own else []
@@ -108,14 +108,16 @@ class TrainingTimeTest:
             rows.append(self._stream.rows(step, (count - own) * run.context, run.context)[0])
         return torch.cat(rows)
 
-    def _read(self, tokens_BT: Tensor, drafted_M: Tensor) -> tuple[Tensor, Tensor]:
-        """The target's features and its logits over the draft vocabulary, row by row."""
+    def _read(self, tokens_BT: Tensor, model: Head) -> tuple[Tensor, Tensor]:
+        """The target's features and its logits over the tokens to guess, row by row."""
         size, target = tokens_BT.shape[1], self._target
         seqs = [target.open(size) for _ in tokens_BT]
         try:
-            with target.tapping(self._recipe_taps) as taps:
+            with target.tapping(model.taps) as taps:
                 rows = Rows(tuple(seqs), (size,) * len(seqs), tokens_BT.flatten())
-                logits_RM = target.score(rows)[:, drafted_M]
+                logits_RM = target.score(rows)
+            if model.tokens is not None:
+                logits_RM = logits_RM[:, model.tokens]
             features = [taps.of(seq) for seq in seqs]
         finally:
             for seq in seqs:
@@ -123,13 +125,9 @@ class TrainingTimeTest:
         # Copies: what is made in inference mode cannot be differentiated through.
         return torch.stack(features).clone(), logits_RM.view(*tokens_BT.shape, -1).clone()
 
-    @property
-    def _recipe_taps(self) -> tuple[int, ...]:
-        return taps_of(self._recipe.eagle, self._target)
-
     def _write(self) -> None:
         """Lets the target continue stretches of the text, greedily and at temperature 1."""
-        run, head, seed = self._recipe.train, self._recipe.eagle, self._recipe.seed
+        run, head, seed = self._recipe.train, self._recipe.head, self._recipe.seed
         draw = generator(seed, "written")
         starts = torch.randint(self._stream.epoch_tokens, (head.written_rows,), generator=draw)
         prompts = [
@@ -159,8 +157,8 @@ def _complete(
 
 
 def unrolled_loss(
-    head: EagleHead,
-    recipe: EagleRecipe,
+    head: Head,
+    recipe: UnrolledRecipe,
     tokens_BT: Tensor,
     features_BTF: Tensor,
     logits_BTM: Tensor,
@@ -171,10 +169,12 @@ def unrolled_loss(
     rows = tokens_BT.shape[1] - steps - 1
     position_1N = torch.arange(rows, device=tokens_BT.device)[None]
     lines = Lines(rows, tokens_BT.device)
-    h_BND = head.fused(features_BTF[:, :rows].to(head.norm.weight.dtype))
+    h_BND = head.fused(features_BTF[:, :rows].to(head.dtype))
     loss, weight = h_BND.new_zeros(()), 0.0
-    drafted = torch.full((head.shape.vocab_size,), -100, device=tokens_BT.device)
-    drafted[head.tokens] = torch.arange(head.shape.draft_vocab_size, device=drafted.device)
+    every = torch.arange(head.vocab_size, device=tokens_BT.device)
+    kept = every if head.tokens is None else head.tokens
+    drafted = torch.full_like(every, -100)
+    drafted[kept] = every[: len(kept)]
     for step in range(steps):
         first, last = 1 + step, 1 + step + rows
         h_BND = head.step(tokens_BT[:, first:last], h_BND, position_1N + step, lines.attend)
@@ -215,13 +215,21 @@ class Lines:
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        options: Options | None = None,
+        layer: int = 0,
+    ) -> Tensor:
         """The rows' attention `[B, N, H, E]`."""
         batch, heads, rows, size = query.shape
         groups = keys.shape[1]
+        scaling = size**-0.5 if options is None else options.scaling
         self._keys.append(keys)
         self._values.append(values)
-        q = query.view(batch, groups, heads // groups, rows, size) * size**-0.5
+        q = query.view(batch, groups, heads // groups, rows, size) * scaling
         first = (q @ self._keys[0][:, :, None].transpose(-1, -2)).masked_fill(
             self._later, -torch.inf
         )
@@ -230,7 +238,7 @@ class Lines:
         out = weights[..., :rows] @ self._values[0][:, :, None]
         for i, v in enumerate(self._values[1:]):
             out = out + weights[..., rows + i, None] * v[:, :, None]
-        return out.reshape(batch, heads, rows, size).transpose(1, 2)
+        return out.reshape(batch, heads, rows, -1).transpose(1, 2)
 
 
 def taps_of(recipe: EagleRecipe, target: HuggingFaceTarget) -> tuple[int, ...]:
@@ -279,5 +287,6 @@ def new_head(recipe: HeadRecipe, target: HuggingFaceTarget, tokens: Tensor) -> E
                 parameter.normal_(0.0, parameter.size(1) ** -0.5, generator=draw)
         output: Any = target.model.get_output_embeddings()
         head.lm_head.weight.copy_(output.weight[tokens])
-    head.borrow(target.model.get_input_embeddings().requires_grad_(False))
+    target.model.requires_grad_(False)
+    head.borrow(TargetParts.of(target, norm=False))
     return head

@@ -5,6 +5,7 @@ equal weights.
 """
 
 from dataclasses import dataclass, field, fields
+from typing import ClassVar
 
 from outrider.errors import InvalidConfig
 
@@ -192,20 +193,17 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class EagleRecipe:
-    """How an EAGLE-3 head learns its target's laws from the target's hidden states.
+class UnrolledRecipe:
+    """How a head learns its target's laws from the target's hidden states.
 
-    `taps` are the layers read, empty: low, middle and high ones; `draft_vocab` the most frequent
-    tokens of the text, which alone are guessed; `ffn_size` 0 is the target's. A step reads the head
-    `steps` times, from the second on its own features (training-time test), each time weighted
-    `step_decay` less. `loss` is one of LOSSES, taken over the draft vocabulary.
+    `ffn_size` 0 is the target's. A step reads the head `steps` times, from the second on its own
+    features (training-time test), each time weighted `step_decay` less. `loss` is one of LOSSES,
+    taken over the tokens that the head can guess.
 
     `written_share` of the rows are the target's own continuations of `prompt_tokens` tokens of the
     text, `written_rows` in all, `greedy_share` of them greedy.
     """
 
-    taps: tuple[int, ...] = ()
-    draft_vocab: int = 32000
     ffn_size: int = 0
     steps: int = 3
     step_decay: float = 0.8
@@ -214,24 +212,51 @@ class EagleRecipe:
     written_rows: int = 512
     prompt_tokens: int = 64
     greedy_share: float = 0.5
+    section: ClassVar[str]
 
     def __post_init__(self) -> None:
-        _require(self.loss in LOSSES, "eagle.loss", self.loss, f"one of {', '.join(LOSSES)}")
-        _require(self.steps >= 1, "eagle.steps", self.steps, "at least 1")
-        for name in ("draft_vocab", "written_rows", "prompt_tokens"):
+        section = self.section
+        _require(self.loss in LOSSES, f"{section}.loss", self.loss, f"one of {', '.join(LOSSES)}")
+        for name in ("steps", "written_rows", "prompt_tokens"):
             number: int = getattr(self, name)
-            _require(number >= 1, f"eagle.{name}", number, "at least 1")
-        _require(self.ffn_size >= 0, "eagle.ffn_size", self.ffn_size, "0 (the target's) or more")
+            _require(number >= 1, f"{section}.{name}", number, "at least 1")
+        size = self.ffn_size
+        _require(size >= 0, f"{section}.ffn_size", size, "0 (the target's) or more")
         for name in ("step_decay", "written_share", "greedy_share"):
             value: float = getattr(self, name)
-            _require(0.0 <= value <= 1.0, f"eagle.{name}", value, "between 0 and 1")
+            _require(0.0 <= value <= 1.0, f"{section}.{name}", value, "between 0 and 1")
+
+
+@dataclass(frozen=True, slots=True)
+class EagleRecipe(UnrolledRecipe):
+    """How an EAGLE-3 head learns.
+
+    `taps` are the layers read, empty: low, middle and high ones; `draft_vocab` the most frequent
+    tokens of the text, which alone are guessed.
+    """
+
+    taps: tuple[int, ...] = ()
+    draft_vocab: int = 32000
+    section: ClassVar[str] = "eagle"
+
+    def __post_init__(self) -> None:
+        UnrolledRecipe.__post_init__(self)
+        _require(self.draft_vocab >= 1, "eagle.draft_vocab", self.draft_vocab, "at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class MtpRecipe(UnrolledRecipe):
+    """How one MTP module learns: a layer of the target's class, but for `ffn_size`."""
+
+    section: ClassVar[str] = "mtp"
 
 
 @dataclass(frozen=True, slots=True)
 class HeadRecipe:
     """A whole run of a head: what it learns from its target, and from which text.
 
-    Without a `corpus` the text is given with the run.
+    With `mtp` it is an MTP module, else an EAGLE-3 head. Without a `corpus` the text is given with
+    the run.
     """
 
     name: str
@@ -239,9 +264,12 @@ class HeadRecipe:
     train: TrainRecipe
     eagle: EagleRecipe = field(default_factory=EagleRecipe)
     corpus: CorpusRecipe | None = None
+    mtp: MtpRecipe | None = None
 
     def __post_init__(self) -> None:
-        run, head = self.train, self.eagle
+        run, head = self.train, self.head
+        plain_eagle = self.mtp is None or self.eagle == EagleRecipe()
+        _require(plain_eagle, "recipe", "of two heads", "[eagle] or [mtp]")
         _require(run.context == run.long_context, "train.long_context", run.long_context, "context")
         least = max(head.steps + 1, head.prompt_tokens + 1)
         _require(run.context > least, "train.context", run.context, f"more than {least}")
@@ -251,6 +279,16 @@ class HeadRecipe:
             value: object = getattr(run, name)
             wanted = f"{plain[name]!r}, as heads know no other"
             _require(value == plain[name], f"train.{name}", value, wanted)
+
+    @property
+    def head(self) -> EagleRecipe | MtpRecipe:
+        """What is learnt."""
+        return self.eagle if self.mtp is None else self.mtp
+
+    @property
+    def kind(self) -> str:
+        """What `outrider train` calls it."""
+        return "eagle3" if self.mtp is None else "mtp"
 
 
 def _require(holds: bool, name: str, value: object, expected: str) -> None:

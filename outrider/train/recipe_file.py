@@ -14,6 +14,7 @@ from outrider.train.recipe import (
     EagleRecipe,
     HeadRecipe,
     ModelRecipe,
+    MtpRecipe,
     Recipe,
     TokenizerRecipe,
     TrainRecipe,
@@ -28,6 +29,7 @@ SECTIONS: Mapping[str, type[Any]] = {
     "train": TrainRecipe,
     "distil": DistilRecipe,
     "eagle": EagleRecipe,
+    "mtp": MtpRecipe,
 }
 
 

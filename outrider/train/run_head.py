@@ -16,14 +16,18 @@ from outrider.errors import InvalidConfig, UnsupportedModel
 from outrider.models.bundled import bundled_path
 from outrider.models.device import pick_device
 from outrider.models.eagle import EagleHead
+from outrider.models.head import Head
 from outrider.models.hf import HuggingFaceTarget, model_folder
+from outrider.models.mtp import MtpHead
+from outrider.models.mtp_files import save_mtp
 from outrider.models.speculators import save_head
 from outrider.models.text import TextTokenizer
 from outrider.train.corpus import load_corpus
 from outrider.train.eagle import TrainingTimeTest, draft_tokens, new_head
 from outrider.train.loop import Outcome, Progress, ProgressCallback, train
+from outrider.train.mtp import layer_options, new_module
 from outrider.train.prepare import sha256_of
-from outrider.train.recipe import EagleRecipe, HeadRecipe, TrainRecipe
+from outrider.train.recipe import EagleRecipe, HeadRecipe, MtpRecipe, TrainRecipe
 from outrider.train.recipe_file import load_head_recipe
 from outrider.train.run import STATE_FOLDER, recipe_path
 from outrider.train.texts import Texts, read_texts
@@ -35,6 +39,7 @@ PLAIN = HeadRecipe(
     TrainRecipe(2_048_000, context=256, long_context=256, vector_rate=1e-3),
     EagleRecipe(),
 )
+PLAIN_MTP = replace(PLAIN, name="mtp", mtp=MtpRecipe())
 """What is trained where no recipe is named."""
 
 
@@ -45,7 +50,7 @@ class HeadRun:
     recipe: HeadRecipe
     target: HuggingFaceTarget
     objective: TrainingTimeTest
-    head: EagleHead
+    head: Head
     inputs: dict[str, str]
     name: str
 
@@ -69,27 +74,37 @@ class Plan:
 
 
 def head_recipe(
-    path_or_name: str | None = None, *, tokens: int | None = None, loss: str | None = None
+    path_or_name: str | None = None,
+    *,
+    kind: str = "eagle3",
+    tokens: int | None = None,
+    loss: str | None = None,
 ) -> tuple[HeadRecipe, Path | None]:
     """A head's recipe and where the manifest of its corpus lies; a plain one where none is named.
 
-    `tokens` and `loss` go before what it says.
+    `kind` is that of the head, `eagle3` or `mtp`. `tokens` and `loss` go before what it says.
 
     Raises:
-        InvalidConfig: a recipe that cannot be meant.
+        InvalidConfig: a recipe that cannot be meant, or is one of another kind of head.
     """
     manifest = None
     if path_or_name is None:
-        recipe = PLAIN
+        recipe = PLAIN_MTP if kind == "mtp" else PLAIN
     else:
         path = recipe_path(path_or_name)
         recipe = load_head_recipe(path)
         if recipe.corpus is not None:
             manifest = path.parent / recipe.corpus.manifest
+    if recipe.kind != kind:
+        raise InvalidConfig(
+            f"the recipe {str(path_or_name)!r} is of kind {recipe.kind}, and {kind} is asked for; "
+            f"run `outrider train {recipe.kind}`"
+        )
     if tokens is not None:
         recipe = replace(recipe, train=replace(recipe.train, tokens=tokens))
     if loss is not None:
-        recipe = replace(recipe, eagle=replace(recipe.eagle, loss=loss))
+        changed: dict[str, Any] = {recipe.head.section: replace(recipe.head, loss=loss)}
+        recipe = replace(recipe, **changed)
     return recipe, manifest
 
 
@@ -135,14 +150,18 @@ def prepare_head(
             f"the target {str(target)!r} has recurrent state, and heads read hidden states of "
             "models with a cache of keys and values alone; train a draft model for it"
         )
-    tokens = draft_tokens(texts.train, loaded.vocab_size, recipe.eagle.draft_vocab)
     ends = sorted(tokenizer.end_tokens())
     objective = TrainingTimeTest(
         recipe, loaded, texts.train, texts.held_out, ends[0] if ends else 0
     )
     weights = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
     inputs = {"target": sha256_of(folder / "config.json", *weights), "text": texts.sha256}
-    head = new_head(recipe, loaded, tokens).to(loaded.device)
+    if recipe.mtp is None:
+        tokens = draft_tokens(texts.train, loaded.vocab_size, recipe.eagle.draft_vocab)
+        head: Head = new_head(recipe, loaded, tokens)
+    else:
+        head = new_module(recipe, loaded)
+    head = head.to(loaded.device)
     return HeadRun(recipe, loaded, objective, head, inputs, str(target))
 
 
@@ -172,7 +191,7 @@ def run_head(
     max_minutes: float | None = None,
     progress: ProgressCallback | None = None,
 ) -> Outcome:
-    """Train the head and write it to `out` in the layout of speculators, in float16.
+    """Train the head and write it to `out` in float16: EAGLE-3 in the layout of speculators.
 
     The state of the run lives in `out/training`, beside a line of JSON for each step; it is resumed
     from there unless `resume` is False. When `max_minutes` are over first, the state is saved and
@@ -216,12 +235,27 @@ def run_head(
             progress=noted,
         )
     if outcome.finished:
+        _save(run, out)
+    return outcome
+
+
+def _save(run: HeadRun, out: Path) -> None:
+    head = run.head
+    if isinstance(head, EagleHead):
         save_head(
-            run.head,
+            head,
             out,
             verifier=run.name,
             architecture=type(run.target.model).__name__,
             dtype=torch.float16,
             embeddings=False,
         )
-    return outcome
+    elif isinstance(head, MtpHead):
+        save_mtp(
+            head,
+            out,
+            verifier=run.name,
+            target=run.target,
+            dtype=torch.float16,
+            options=layer_options(run.recipe),
+        )

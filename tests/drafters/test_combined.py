@@ -151,7 +151,7 @@ def test_what_cannot_be_combined_is_named() -> None:
         ("suffix+suffix", "twice"),
         ("none+suffix", "leave it out"),
         ("suffix+", "does not exist"),
-        ("suffix:x+draft", "eagle:PATH and bridge:PATH take"),
+        ("suffix:x+draft", "mtp:PATH and bridge:PATH take"),
     ):
         with pytest.raises(InvalidConfig, match=message):
             DrafterSpec.parse_all(spec)

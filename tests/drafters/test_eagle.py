@@ -45,7 +45,7 @@ def left(requests: Requests) -> int:
     """Sequences of the head's that are open still."""
     drafter = requests.engine.drafter
     assert isinstance(drafter, EagleDrafter)
-    return len(drafter.model._cache._sequences) + len(drafter._texts)
+    return drafter.model.num_open + len(drafter._texts)
 
 
 @pytest.fixture(scope="module")

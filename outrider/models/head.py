@@ -1,0 +1,254 @@
+"""What all heads are: modules that guess tokens from their target's own hidden states.
+
+A head brings its own weights and borrows the rest from its target: embeddings, the norm behind the
+last layer, the output layer. It says what it computes; who calls it says what its rows attend to.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from outrider.errors import TargetShapeMismatch, UnsupportedModel, VocabularyMismatch
+from outrider.models.attention_op import Forward, Options, running
+from outrider.models.base import Rows, Target
+from outrider.models.hf import HuggingFaceTarget
+from outrider.models.packing import arrange_linears
+from outrider.models.reach import Reach
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int64
+
+
+@runtime_checkable
+class Attend(Protocol):
+    """Queries `[B, H, T, E]`, keys and values `[B, G, T, E]` of new rows to `[B, T, H, E]`.
+
+    `options` None: scores are divided by the root of E. A module of several layers counts them.
+    """
+
+    def __call__(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        options: Options | None = None,
+        layer: int = 0,
+    ) -> Tensor:
+        """The rows' attention."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TargetParts:
+    """What heads borrow: embeddings, the norm behind the last layer, hidden states to logits."""
+
+    embeddings: nn.Module
+    norm: Callable[[Tensor], Tensor]
+    output: Callable[[Tensor], Tensor]
+
+    @classmethod
+    def of(cls, target: HuggingFaceTarget, *, norm: bool = True) -> TargetParts:
+        """The parts of a target; its `norm`, where it is wanted, is found by what a forward does.
+
+        Raises:
+            UnsupportedModel: no norm stands between last layer and output layer.
+        """
+        model: Any = target.model
+
+        def output(h: Tensor) -> Tensor:
+            # Asked for anew, as new weights may come with another layer.
+            return model.get_output_embeddings()(h)
+
+        return cls(
+            model.get_input_embeddings(), final_norm(target) if norm else nn.Identity(), output
+        )
+
+
+def final_norm(target: HuggingFaceTarget) -> nn.Module:
+    """The module that makes of the last layer's output what the output layer gets.
+
+    Raises:
+        UnsupportedModel: there is none.
+    """
+    model: Any = target.model
+    depth = int(model.config.get_text_config().num_hidden_layers)
+    entered: list[Tensor] = []
+    hook = model.get_output_embeddings().register_forward_pre_hook(
+        lambda _, args: entered.append(args[0])
+    )
+    seq = target.open(2)
+    try:
+        with target.uncompiled(), target.tapping((depth,)) as taps, torch.inference_mode():
+            target.score(Rows((seq,), (2,), torch.tensor([1, 2]) % target.vocab_size))
+            left_RD = taps.of(seq)
+            entered_RD = entered[0].flatten(0, -2)[: len(left_RD)]
+            for name, module in model.get_decoder().named_children():
+                if "norm" in name and torch.allclose(module(left_RD), entered_RD):
+                    return module
+    finally:
+        hook.remove()
+        target.close(seq)
+    raise UnsupportedModel(
+        f"no norm of the {model.config.model_type} model makes of its last layer's hidden states "
+        "what its output layer gets, so that heads cannot use that layer; use drafter='ngram'"
+    )
+
+
+class TargetHead(nn.Module):
+    """What belongs to one target: it reads that one's hidden states and borrows its parts."""
+
+    kind: str
+    """What reports call it."""
+    taps: tuple[int, ...]
+    """Behind how many of the target's layers hidden states are read, ascending."""
+    vocab_size: int
+    """Tokens of the target."""
+    target_size: int
+    """Width of the target's hidden states."""
+    needs_norm: bool = True
+    """Whether it reads or gives what is behind the target's final norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # In a tuple, so that they are not taken for a part.
+        self._borrowed: tuple[TargetParts, ...] = ()
+
+    def borrow(self, parts: TargetParts) -> None:
+        """Use the target's parts where the head has none of its own."""
+        self._borrowed = (parts,)
+
+    @property
+    def parts(self) -> TargetParts:
+        """What is borrowed."""
+        assert self._borrowed, "the head borrows parts of its target first"
+        return self._borrowed[0]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which it computes."""
+        return next(self.parameters()).dtype
+
+    def copied(self) -> Self:
+        """The same with a copy of its weights, and nothing borrowed."""
+        borrowed, self._borrowed = self._borrowed, ()
+        try:
+            return copy.deepcopy(self)
+        finally:
+            self._borrowed = borrowed
+
+
+class Head(TargetHead):
+    """A head of one or several modules that are read one after another, a step further each.
+
+    Row i of the first module reads the feature behind token i, and token i + 1; it gives the
+    feature behind token i + 1 as the head sees it. Row i of module m reads what module m - 1 gave
+    for row i, and token i + m + 1. Behind the last module the head goes on with that one.
+    """
+
+    num_modules: int = 1
+    reaches: Mapping[int, Reach | None]
+    """How far back the rows of each layer see; a layer without one sees everything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reaches = {}
+
+    @property
+    def tokens(self) -> Int64[Tensor, " M"] | None:
+        """The target's tokens that the columns of `logits` stand for; None: all of them."""
+        return None
+
+    @abstractmethod
+    def fused(self, features_RF: Float[Tensor, "*rows F"]) -> Float[Tensor, "*rows D"]:
+        """The target's hidden states of some rows as one feature each."""
+
+    @abstractmethod
+    def step(
+        self,
+        tokens_BT: Int64[Tensor, "B T"],
+        h_BTD: Float[Tensor, "B T D"],
+        positions_BT: Int64[Tensor, "B T"],
+        attend: Attend,
+        module: int = 0,
+    ) -> Float[Tensor, "B T D"]:
+        """The feature after each token, given the feature before it, by one of the modules."""
+
+    @abstractmethod
+    def logits(self, h_BTD: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows M"]:
+        """What follows after features, over the tokens that can be guessed."""
+
+
+HeadT = TypeVar("HeadT", bound=TargetHead)
+
+
+@contextmanager
+def attending(attend: Attend) -> Iterator[None]:
+    """Have stock layers of transformers attend to what `attend` says."""
+
+    class Through:
+        def attend(
+            self, layer: int, query: Tensor, keys: Tensor, values: Tensor, options: Options
+        ) -> Tensor:
+            return attend(query, keys, values, options, layer)
+
+    with running(cast(Forward, Through())):
+        yield
+
+
+def fitted(head: HeadT, target: Target) -> HeadT:
+    """The head in its target's dtype, on its device, with its parts, ready to draft.
+
+    Raises:
+        UnsupportedModel: a target without hidden states to be had.
+        VocabularyMismatch, TargetShapeMismatch: the target is another than the head's.
+    """
+    target = tapped_target(target)
+    check_fits(head, target)
+    with target.tapping(head.taps):
+        pass
+    head.borrow(TargetParts.of(target, norm=head.needs_norm))
+    head = head.to(target.device, target.dtype).eval().requires_grad_(False)
+    arrange_linears(head)
+    return head
+
+
+def tapped_target(target: Target) -> HuggingFaceTarget:
+    """The target, if it hands out hidden states.
+
+    Raises:
+        UnsupportedModel: it does not.
+    """
+    if not isinstance(target, HuggingFaceTarget):
+        raise UnsupportedModel(
+            "heads read hidden states of a Hugging Face model with a cache of keys and values, and "
+            f"the target is a {type(target).__name__}; use drafter='ngram'"
+        )
+    return target
+
+
+def check_fits(head: TargetHead, target: HuggingFaceTarget) -> None:
+    """Refuse a head of another target's shape.
+
+    Raises:
+        VocabularyMismatch: another vocabulary.
+        TargetShapeMismatch: another width.
+    """
+    config = target.model.config.get_text_config()
+    if head.vocab_size != target.vocab_size:
+        raise VocabularyMismatch(
+            f"the head was made for a vocabulary of {head.vocab_size} tokens, the target has "
+            f"{target.vocab_size}; give the head of this target"
+        )
+    if head.target_size != config.hidden_size:
+        raise TargetShapeMismatch(
+            f"the head reads hidden states of width {head.target_size}, the target's are "
+            f"{config.hidden_size} wide; give the head of this target"
+        )

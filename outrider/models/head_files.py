@@ -1,0 +1,107 @@
+"""Reading the folder of a head: its configuration, its tensors, and whether the two fit."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from outrider.errors import ModelError
+
+if TYPE_CHECKING:
+    from outrider.models.hf import HuggingFaceTarget
+
+CONFIG, WEIGHTS, PICKLE = "config.json", "model.safetensors", "pytorch_model.bin"
+FILES = (WEIGHTS, PICKLE, "medusa_lm_head.safetensors", "medusa_lm_head.pt")
+"""Where the tensors of a head may lie, the first that is there."""
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The folder's configuration.
+
+    Raises:
+        ModelError: there is none that can be read.
+    """
+    try:
+        config = json.loads((folder / CONFIG).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"{str(folder)!r} holds no {CONFIG} that can be read; give the folder of a head as it "
+            "was saved"
+        ) from error
+    if not isinstance(config, dict):
+        raise ModelError(f"{CONFIG} in {str(folder)!r} is no object; give the folder of a head")
+    return config
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """The folder's tensors, from safetensors or a pickle of tensors alone.
+
+    Raises:
+        ModelError: no such file, one that cannot be read, or a pickle that holds more.
+    """
+    found = next((folder / name for name in FILES if (folder / name).is_file()), None)
+    if found is None:
+        raise ModelError(
+            f"{str(folder)!r} holds neither {WEIGHTS} nor {PICKLE}; give the whole folder"
+        )
+    try:
+        if found.suffix == ".safetensors":
+            return load_file(found)
+        held: Any = torch.load(found, map_location="cpu", weights_only=True)
+    except (OSError, SafetensorError, RuntimeError, pickle.UnpicklingError) as error:
+        raise _refused(folder) from error
+    tensors = isinstance(held, Mapping) and all(isinstance(t, Tensor) for t in held.values())
+    if not tensors:
+        raise _refused(folder)
+    return dict(held)
+
+
+def _refused(folder: Path) -> ModelError:
+    return ModelError(
+        f"the weights in {str(folder)!r} cannot be read, or hold more than tensors; give {WEIGHTS}"
+    )
+
+
+def fill(head: nn.Module, tensors: Mapping[str, Tensor], folder: Path, what: str) -> None:
+    """Give a head its weights, which must be its parameters by name and shape.
+
+    Raises:
+        ModelError: they are not.
+    """
+    due = {name: value.shape for name, value in head.named_parameters()}
+    if tensors.keys() != due.keys():
+        names = sorted(tensors.keys() ^ due.keys())
+        said = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+        raise ModelError(
+            f"the head in {str(folder)!r} has other tensors than {what} ({said}); give the folder "
+            "as it was saved"
+        )
+    wrong = next((name for name in due if tensors[name].shape != due[name]), None)
+    if wrong is not None:
+        raise ModelError(
+            f"{wrong} in {str(folder)!r} has shape {tuple(tensors[wrong].shape)}, and {CONFIG} "
+            f"says {tuple(due[wrong])}; the two are of different heads"
+        )
+    head.load_state_dict(dict(tensors), strict=False)
+
+
+def check_class(folder: Path, name: object, classes: list[str], target: HuggingFaceTarget) -> None:
+    """Refuse a head that was made for a model of another class; `name` is that model's.
+
+    Raises:
+        ModelError: naming both.
+    """
+    own = type(target.model).__name__
+    if classes and own not in classes:
+        raise ModelError(
+            f"the head in {str(folder)!r} was made for {name!r}, a {' or '.join(classes)}, and the "
+            f"target is a {own}; give the head of this target"
+        )

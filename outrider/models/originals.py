@@ -1,0 +1,138 @@
+"""Heads in the files of their authors: EAGLE 1 to 3 and Medusa. Names are mapped, shapes checked.
+
+EAGLE: `config.json` beside `pytorch_model.bin` or `model.safetensors` (github.com/SafeAILab/EAGLE).
+Medusa: `config.json` beside `medusa_lm_head.pt` or `.safetensors` (github.com/FasterDecoding).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from transformers import LlamaConfig
+
+from outrider.errors import InvalidConfig, ModelError, UnsupportedModel
+from outrider.models.eagle1 import FeatureHead
+from outrider.models.head import Head
+from outrider.models.head_files import CONFIG, fill, read_config, read_tensors
+from outrider.models.medusa import MedusaHeads, MedusaShape
+from outrider.models.speculators import EMBEDDINGS, head_of, load_head, rope_of
+
+if TYPE_CHECKING:
+    from outrider.models.hf import HuggingFaceTarget
+
+_MEDUSA_NAME = re.compile(r"(?:medusa_head\.|heads\.)?(\d+)\.(\d+)\.((?:linear\.)?(?:weight|bias))")
+_LAYERS = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+
+
+def load_eagle(folder: Path, target: HuggingFaceTarget) -> Head:
+    """Read an EAGLE head of any generation, in float32.
+
+    Raises:
+        ModelError: no head, or files that cannot be read or do not fit each other.
+        UnsupportedModel: a kind of head, or a variation, that is not read.
+    """
+    config = read_config(folder)
+    if "speculators_model_type" in config:
+        return load_head(folder, target)
+    tensors = read_tensors(folder)
+    if any(name.startswith("midlayer.") for name in tensors):
+        return _eagle3(folder, config, tensors, target)
+    if "fc.weight" in tensors and any(name.startswith("layers.0.") for name in tensors):
+        return _eagle1(folder, config, tensors, target)
+    raise UnsupportedModel(
+        f"{str(folder)!r} holds no EAGLE head that is read here: it has neither fc beside "
+        "layers.0 (EAGLE) nor midlayer (EAGLE-3), nor the layout of speculators"
+    )
+
+
+def _eagle3(
+    folder: Path,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    target: HuggingFaceTarget,
+) -> Head:
+    if "eagle_aux_hidden_state_layer_ids" in (config.get("eagle_config") or {}):
+        raise UnsupportedModel(
+            f"the head in {str(folder)!r} names its layers in eagle_config, where engines count "
+            "them differently; say in eagle_aux_hidden_state_layer_ids behind how many layers it "
+            "reads"
+        )
+    said = {"draft_vocab_size": config.get("vocab_size"), **config}
+    own = {re.sub(r"^midlayer\.", "layers.0.", name): t for name, t in tensors.items()}
+    return head_of(folder, {**said, "transformer_layer_config": config}, own, target)
+
+
+def _eagle1(
+    folder: Path,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    target: HuggingFaceTarget,
+) -> Head:
+    missing = [name for name in _LAYERS if not isinstance(config.get(name), int)]
+    if missing or config.get("hidden_act", "silu") != "silu":
+        reason = f"lacks {', '.join(missing)}" if missing else "has another hidden_act than silu"
+        raise ModelError(f"{CONFIG} in {str(folder)!r} {reason}; give the folder of an EAGLE head")
+    heads = config["num_attention_heads"]
+    layers = LlamaConfig(
+        **{name: config[name] for name in _LAYERS},
+        num_hidden_layers=config.get("num_hidden_layers", 1),
+        num_key_value_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+        max_position_embeddings=config.get("max_position_embeddings", 2048),
+        rms_norm_eps=config.get("rms_norm_eps", 1e-6),
+        rope_parameters=rope_of(config),
+        attention_bias=any(name.endswith("q_proj.bias") for name in tensors),
+    )
+    depth = int(target.model.config.get_text_config().num_hidden_layers)
+    head = FeatureHead(
+        layers, depth, bias="fc.bias" in tensors, own_embeddings=EMBEDDINGS in tensors
+    )
+    own = {name: tensor.float() for name, tensor in tensors.items()}
+    fill(head, own, folder, "an EAGLE head")
+    return head.eval()
+
+
+def load_medusa(folder: Path, target: HuggingFaceTarget) -> MedusaHeads:
+    """Read Medusa heads, in float32.
+
+    Raises:
+        ModelError: no heads, or files that cannot be read or do not fit each other.
+    """
+    config, text = read_config(folder), target.model.config.get_text_config()
+    if not {"medusa_num_heads", "medusa_num_layers"} <= config.keys():
+        raise ModelError(
+            f"{CONFIG} in {str(folder)!r} says no medusa_num_heads and medusa_num_layers; give the "
+            "folder of Medusa heads"
+        )
+    blocks = config["medusa_num_layers"]
+    own: dict[str, Tensor] = {}
+    for name, tensor in read_tensors(folder).items():
+        found = _MEDUSA_NAME.fullmatch(name)
+        own[f"heads.{found[1]}.{found[2]}.{found[3]}" if found else name] = tensor.float()
+    output = own.get(f"heads.0.{blocks}.weight")
+    if output is None or output.dim() != 2:
+        raise ModelError(
+            f"the weights in {str(folder)!r} hold no output layer behind {blocks} blocks (0."
+            f"{blocks}.weight); give Medusa heads with layers of their own"
+        )
+    try:
+        shape = MedusaShape(
+            int(output.shape[0]),
+            int(output.shape[1]),
+            int(config["medusa_num_heads"]),
+            int(blocks),
+            int(text.num_hidden_layers),
+        )
+    except (TypeError, ValueError) as error:
+        if isinstance(error, InvalidConfig):
+            raise
+        raise ModelError(
+            f"{CONFIG} in {str(folder)!r} is none of Medusa heads ({error})"
+        ) from error
+    heads = MedusaHeads(shape)
+    fill(heads, own, folder, "Medusa heads")
+    return heads.eval()
