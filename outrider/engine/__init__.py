@@ -3,7 +3,15 @@
 from outrider.engine.decoder import SpeculativeDecoder
 from outrider.engine.emit import Emitter
 from outrider.engine.engine import Engine
+from outrider.engine.propose import propose_from_hidden
 from outrider.engine.requests import Requests
 from outrider.engine.settings import SpeculativeDecoderConfig
 
-__all__ = ["Emitter", "Engine", "Requests", "SpeculativeDecoder", "SpeculativeDecoderConfig"]
+__all__ = [
+    "Emitter",
+    "Engine",
+    "Requests",
+    "SpeculativeDecoder",
+    "SpeculativeDecoderConfig",
+    "propose_from_hidden",
+]

@@ -193,6 +193,9 @@ def test_a_head_wants_text(outrider: Command, tmp_path: Path) -> None:
     ran = outrider("train", "eagle3", "--out", str(tmp_path / "head"), "--loss", "mse")
     assert ran.code == 2
     assert "eagle.loss is mse" in ran.err
+    ran = outrider("train", "mtp", "--out", str(tmp_path / "head"), "--loss", "mse")
+    assert ran.code == 2
+    assert "mtp.loss is mse" in ran.err
 
 
 def test_an_unknown_recipe_is_refused(outrider: Command, tmp_path: Path) -> None:

@@ -13,12 +13,17 @@ from outrider import SamplingParams
 from outrider.decoding import Draft
 from outrider.decoding.laws import Law
 from outrider.drafters import Drafter, EagleDrafter, MedusaDrafter, NoDrafter
-from outrider.engine import Emitter, Engine, Requests
-from outrider.errors import InvalidConfig, UnsupportedModel
+from outrider.engine import Emitter, Engine, Requests, propose_from_hidden
+from outrider.errors import (
+    DraftShapeMismatch,
+    InvalidConfig,
+    TargetShapeMismatch,
+    UnsupportedModel,
+)
 from outrider.models.base import Rows
 from outrider.models.head import Head
 from outrider.models.protocol import ProtocolTarget
-from outrider.tree import TreeBudget
+from outrider.tree import TokenTree, TreeBudget
 from outrider.types import Request
 from tests.drafters.heads import KINDS, TOYS, ToyMedusa, drafter_of, random_head, tiny_target
 from tests.drafters.serving import RAGGED, TREES, laws, served, texts
@@ -201,7 +206,7 @@ def _samples(drafter: Drafter, rule: str) -> Counter[tuple[int, ...]]:
     return Counter(one.token_ids for one in done)
 
 
-QUICK = {("medusa", "token"), ("medusa", "traversal"), ("mtp of two", "recursive")}
+QUICK = {("medusa", "traversal"), ("mtp of two", "token")}
 CASES = [
     pytest.param(kind, rule, marks=() if (kind, rule) in QUICK else pytest.mark.slow)
     for kind in TOYS
@@ -232,3 +237,45 @@ def test_targets_that_cannot_be_are_refused(targets) -> None:
         served(target, drafter)
         with pytest.raises(InvalidConfig, match="another target; make a drafter for each"):
             served(targets[True][0], drafter)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+def test_hidden_states_alone_give_the_engines_tree(kind, targets) -> None:
+    """The tree that a round would verify, no deeper than asked for."""
+    target, _ = targets[False]
+    head = random_head(kind, target)
+    seen: list[tuple[list[int], TokenTree]] = []
+    watched = drafter_of(head.copied())
+    propose = watched.propose
+
+    def noting(texts, depths, draws) -> Draft:
+        draft = propose(texts, depths, draws)
+        seen.append((list(texts[0].tokens), draft.tree))
+        return draft
+
+    watched.propose = noting  # type: ignore[method-assign]
+    requests = served(target, watched, TREES)
+    requests.complete([Request(tuple(RAGGED[0]), LAWS["greedy"], rule="greedy")])
+    text, due = seen[1]
+    seq = target.open(len(text))
+    with target.tapping(head.taps) as taps:
+        target.score(Rows((seq,), (len(text) - 1,), torch.tensor(text[:-1])))
+    hidden_BSD = taps.of(seq)[None]
+    target.close(seq)
+    drafter = drafter_of(head.copied())
+    given = torch.tensor([text[1:]])
+    for depth in (3, 1):
+        tree = propose_from_hidden(drafter, target, hidden_BSD, given, trees=TREES, max_depth=depth)
+        if depth == 3:
+            assert torch.equal(tree.tokens_BN, due.tokens_BN)
+            assert torch.equal(tree.parents_BN, due.parents_BN)
+        assert tree.depth <= depth
+    # The text being the target's own greedy one, its last token needs no saying.
+    alone = propose_from_hidden(drafter, target, hidden_BSD[:, -1:], trees=TREES, max_depth=2)
+    assert int(alone.counts_B[0]) > 2 and left(drafter) == 0
+    with pytest.raises(TargetShapeMismatch, match="hidden states 63 wide, and drafter"):
+        propose_from_hidden(drafter, target, hidden_BSD[..., 1:], trees=TREES, max_depth=2)
+    with pytest.raises(DraftShapeMismatch, match=r"shape \(1, 2\), \(1, \d+\) is due"):
+        propose_from_hidden(drafter, target, hidden_BSD, given[:, :2], trees=TREES, max_depth=2)
+    with pytest.raises(InvalidConfig, match="holds no states"):
+        propose_from_hidden(drafter, target, hidden_BSD[:, :0], trees=TREES, max_depth=2)

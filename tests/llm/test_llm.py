@@ -130,7 +130,7 @@ def test_bad_requests_are_named(spec: LLM) -> None:
         ({"dtype": "float33"}, InvalidConfig, "dtypes are"),
         ({"model": "/nowhere"}, ModelError, "no folder"),
         ({"speculative_config": {"metod": "ngram"}}, InvalidConfig, "did you mean 'method'"),
-        ({"speculative_config": {"method": "eagle"}}, InvalidConfig, "methods are"),
+        ({"speculative_config": {"method": "dflash"}}, InvalidConfig, "methods are"),
     ],
 )
 def test_bad_options_are_named(options: dict, error: type[Exception], message: str) -> None:

@@ -84,7 +84,14 @@ def test_every_method_is_known(method: str) -> None:
 
 
 def test_a_head_is_named_by_its_folder() -> None:
-    assert read({"method": "eagle3", "model": "runs/head"}).drafter == "eagle:runs/head"
+    for method, kind in (
+        ("eagle", "eagle"),
+        ("eagle3", "eagle"),
+        ("medusa", "medusa"),
+        ("mtp", "mtp"),
+    ):
+        assert read({"method": method, "model": "runs/head"}).drafter == f"{kind}:runs/head"
+    assert read({"method": "mtp"}).drafter == "mtp"
 
 
 @pytest.mark.parametrize("rule", ["synthetic", "fly"])

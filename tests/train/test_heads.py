@@ -9,15 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.errors import InvalidConfig
+from outrider.errors import InvalidConfig, UnsupportedModel
 from outrider.models.bundled import bundled_path
 from outrider.models.eagle import EagleHead
 from outrider.models.hf import HuggingFaceTarget
+from outrider.models.mtp_files import load_mtp
 from outrider.models.speculators import load_head
 from outrider.models.text import TextTokenizer
 from outrider.train import eagle, loop
 from outrider.train.eagle import TrainingTimeTest, distance, draft_tokens, new_head, taps_of
-from outrider.train.recipe import LOSSES, EagleRecipe, HeadRecipe, TrainRecipe
+from outrider.train.mtp import new_module
+from outrider.train.recipe import LOSSES, EagleRecipe, HeadRecipe, MtpRecipe, TrainRecipe
 from outrider.train.run_head import HeadRun, head_recipe, plan_head, run_head
 from outrider.train.state import load_state
 from outrider.train.texts import read_texts
@@ -109,6 +111,52 @@ def test_a_head_learns_what_its_target_says(tmp_path: Path, monkeypatch) -> None
     assert 1.0 <= run.objective.held_out(run.head) <= 1.0 + eagle.DEPTH
 
 
+def mtp_run() -> HeadRun:
+    """A run of an MTP module, with few steps."""
+    own = MtpRecipe(ffn_size=32, written_share=0.5, written_rows=6, prompt_tokens=8)
+    train = dataclasses.replace(RECIPE.train, tokens=12 * 64)
+    recipe = dataclasses.replace(RECIPE, train=train, eagle=EagleRecipe(), mtp=own)
+    assert recipe.kind == "mtp" and recipe.head is own
+    objective = TrainingTimeTest(recipe, TARGET, documents(1), documents(2), 0)
+    return HeadRun(recipe, TARGET, objective, new_module(recipe, TARGET), {}, "tiny")
+
+
+def test_an_mtp_module_learns_resumes_and_is_served(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(eagle, "NEW_TOKENS", 6)
+    monkeypatch.setattr(loop, "CHECKPOINT_S", 0.0)
+    before = torch.get_rng_state()
+    outcome = run_head(mtp_run(), tmp_path / "whole")
+    losses = [loss for _, loss in outcome.history]
+    assert outcome.finished and sum(losses[-3:]) < 0.95 * sum(losses[:3])
+    assert torch.equal(before, torch.get_rng_state()), "the global generator plays no part"
+
+    def stop(at: loop.Progress) -> None:
+        if at.step == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_head(mtp_run(), tmp_path / "killed", progress=stop)
+    assert run_head(mtp_run(), tmp_path / "killed").finished
+    one, other = weights(tmp_path / "whole"), weights(tmp_path / "killed")
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    assert all(name.startswith("mtp.0.") for name in one), "the target's parts are not saved"
+    head = load_mtp(tmp_path / "whole", TARGET)
+    read = head.state_dict()
+    assert read.keys() == one.keys() and head.taps == (3,)
+    torch.testing.assert_close(
+        read["mtp.0.eh_proj.weight"], one["mtp.0.eh_proj.weight"], atol=1e-3, rtol=1e-3
+    )
+    assert read["mtp.0.block.mlp.up_proj.weight"].shape == (32, 64)
+    plan = plan_head(mtp_run())
+    assert plan.steps == 12 and plan.parameters == sum(t.numel() for t in one.values())
+
+
+def test_no_module_is_trained_for_a_mixture_of_experts() -> None:
+    recipe = dataclasses.replace(RECIPE, eagle=EagleRecipe(), mtp=MtpRecipe(prompt_tokens=8))
+    with pytest.raises(UnsupportedModel, match="a mixture of experts, for which no MTP module"):
+        new_module(recipe, HuggingFaceTarget(random_model("mixtral")))
+
+
 def test_every_loss_falls_and_is_zero_at_the_target() -> None:
     logits = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
     following = torch.tensor([0, 6, -100, 3, 2])
@@ -195,6 +243,14 @@ def test_recipes_of_heads_are_checked() -> None:
     assert (recipe.train.tokens, recipe.eagle.loss, manifest) == (4096, "tv", None)
     with pytest.raises(InvalidConfig, match=r"eagle\.loss is mse; give one of ce, kl"):
         head_recipe(loss="mse")
+    with pytest.raises(InvalidConfig, match=r"mtp\.loss is mse; give one of ce, kl"):
+        head_recipe(kind="mtp", loss="mse")
+    recipe, _ = head_recipe(str(shipped.with_name("mtp.toml")), kind="mtp", tokens=4096, loss="tv")
+    assert recipe.mtp is not None and (recipe.train.tokens, recipe.mtp.loss) == (4096, "tv")
+    with pytest.raises(InvalidConfig, match="of kind eagle3, and mtp is asked for"):
+        head_recipe(str(shipped), kind="mtp")
+    with pytest.raises(InvalidConfig, match=r"recipe is of two heads; give \[eagle\] or \[mtp\]"):
+        dataclasses.replace(RECIPE, mtp=MtpRecipe())
     with pytest.raises(InvalidConfig, match=r"eagle\.written_rows is 0; give at least 1"):
         EagleRecipe(written_rows=0)
     train = dataclasses.replace(RECIPE.train, precision="bfloat16")
