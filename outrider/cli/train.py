@@ -1,8 +1,9 @@
-"""`outrider train lm` and `train eagle3`: runs with a progress bar."""
+"""`outrider train lm`, `draft`, `eagle3` and `early-exit`: runs with a progress bar."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ from outrider.errors import InvalidConfig
 if TYPE_CHECKING:
     from outrider.train.loop import Outcome
     from outrider.train.loop import Progress as Step
+    from outrider.train.recipe import HeadRecipe
 
 LINES_PER_RUN = 100
 
@@ -58,26 +60,76 @@ def train_lm(
     )
 
 
-def train_eagle3(
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder of the head.")],
+def train_draft(
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder of the draft model.")],
     target: Annotated[
-        str, typer.Option(help="The model it is for: a folder, or 'bundled'.")
+        str, typer.Option(help="The model it drafts for: a folder, or 'bundled'.")
     ] = "bundled",
     text: Annotated[
         list[Path] | None,
-        typer.Option(help="Files, folders or JSONL of texts or conversations; repeatable."),
+        typer.Option(help="Files, folders, Parquet or JSONL of texts or conversations."),
     ] = None,
     recipe: Annotated[
-        str | None, typer.Option(help="A TOML file, or a bundled recipe; see docs/heads.md.")
+        str | None, typer.Option(help="A TOML file, or a bundled recipe; see docs/training.md.")
     ] = None,
     tokens: Annotated[int | None, typer.Option(help="Tokens to train on.")] = None,
-    loss: Annotated[str | None, typer.Option(help="ce, kl, reverse-kl or tv.")] = None,
     max_minutes: MaxMinutes = None,
     fresh: Fresh = False,
     device: TrainingDevice = "auto",
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Say what time and memory it takes, and stop.")
-    ] = False,
+) -> int:
+    """Train a small draft model that imitates a target of your own, on your own text.
+
+    A run that was stopped or killed is resumed by the same command.
+
+    \b
+    Examples:
+      outrider train draft --target ./my-model --text src/ --out runs/draft
+      outrider generate --model ./my-model --drafter draft:runs/draft "import "
+    """
+    from outrider.train.run_draft import prepare_draft, run_draft
+
+    _check_minutes(max_minutes)
+    run = prepare_draft(recipe, target=target, text=text or (), tokens=tokens, device=device)
+    return _shown(
+        out,
+        lambda progress: run_draft(
+            run, out, resume=not fresh, max_minutes=max_minutes, progress=progress
+        ),
+    )
+
+
+def _check_minutes(minutes: float | None) -> None:
+    if minutes is not None and not minutes >= 0:
+        raise InvalidConfig(f"max_minutes={minutes}: a number of at least 0 is due")
+
+
+Out = Annotated[Path, typer.Option("--out", "-o", help="The folder of the head.")]
+Target = Annotated[str, typer.Option(help="The model it is for: a folder, or 'bundled'.")]
+Text = Annotated[
+    list[Path] | None,
+    typer.Option(help="Files, folders, Parquet or JSONL of texts or conversations; repeatable."),
+]
+Recipe = Annotated[
+    str | None, typer.Option(help="A TOML file, or a bundled recipe; see docs/heads.md.")
+]
+Tokens = Annotated[int | None, typer.Option(help="Tokens to train on.")]
+Loss = Annotated[str | None, typer.Option(help="ce, kl, reverse-kl, tv or block.")]
+PlanOnly = Annotated[
+    bool, typer.Option("--plan", help="Say what time and memory it takes, and stop.")
+]
+
+
+def train_eagle3(
+    out: Out,
+    target: Target = "bundled",
+    text: Text = None,
+    recipe: Recipe = None,
+    tokens: Tokens = None,
+    loss: Loss = None,
+    max_minutes: MaxMinutes = None,
+    fresh: Fresh = False,
+    device: TrainingDevice = "auto",
+    plan: PlanOnly = False,
 ) -> int:
     """Train an EAGLE-3 head for a target, on its own hidden states.
 
@@ -89,31 +141,92 @@ def train_eagle3(
       outrider train eagle3 --target ./my-model --text chats.jsonl --out runs/head --plan
       outrider generate --model ./my-model --drafter eagle:runs/head "import "
     """
-    from outrider.train.run_head import head_recipe, plan_head, prepare_head, run_head
+    from outrider.train.run_head import PLAIN, head_recipe
 
-    if max_minutes is not None and max_minutes < 0:
-        raise InvalidConfig(f"max_minutes={max_minutes}: a number of at least 0 is due")
-    chosen, manifest = head_recipe(recipe, tokens=tokens, loss=loss)
-    run = prepare_head(chosen, target=target, text=text or (), manifest=manifest, device=device)
-    if plan:
+    chosen = head_recipe(recipe, tokens=tokens, loss=loss, plain=PLAIN)
+    return _head(*chosen, _Asked(out, target, text, max_minutes, fresh, device, plan))
+
+
+def train_early_exit(
+    out: Out,
+    target: Target = "bundled",
+    text: Text = None,
+    recipe: Recipe = None,
+    tokens: Tokens = None,
+    loss: Loss = None,
+    max_minutes: MaxMinutes = None,
+    fresh: Fresh = False,
+    device: TrainingDevice = "auto",
+    plan: PlanOnly = False,
+) -> int:
+    """Train an early-exit head: an adapter behind a target's first layers, and a confidence.
+
+    A run that was stopped or killed is resumed by the same command.
+
+    \b
+    Examples:
+      outrider train early-exit --text src/ --out runs/exit
+      outrider train early-exit --recipe exit --out runs/exit --plan
+      outrider generate --drafter early-exit:runs/exit --exit-threshold 0.4 "import "
+    """
+    from outrider.train.run_head import PLAIN_EXIT, head_recipe
+
+    chosen = head_recipe(recipe, tokens=tokens, loss=loss, plain=PLAIN_EXIT)
+    return _head(*chosen, _Asked(out, target, text, max_minutes, fresh, device, plan))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a head's run is asked for beside its recipe."""
+
+    out: Path
+    target: str
+    text: list[Path] | None
+    max_minutes: float | None
+    fresh: bool
+    device: str
+    plan: bool
+
+
+def _head(recipe: HeadRecipe, manifest: Path | None, asked: _Asked) -> int:
+    """Trains a head, or says what that would take."""
+    from outrider.train.run_head import plan_head, prepare_head, run_head
+
+    _check_minutes(asked.max_minutes)
+    run = prepare_head(
+        recipe,
+        target=asked.target,
+        text=asked.text or (),
+        manifest=manifest,
+        device=asked.device,
+    )
+    if asked.plan:
         terminal.out().out(plan_head(run).said(), highlight=False)
         return 0
     return _shown(
-        out,
+        asked.out,
         lambda progress: run_head(
-            run, out, resume=not fresh, max_minutes=max_minutes, progress=progress
+            run,
+            asked.out,
+            resume=not asked.fresh,
+            max_minutes=asked.max_minutes,
+            progress=progress,
         ),
     )
 
 
 def _shown(out: Path, run: Callable[[Callable[[Step], None]], Outcome]) -> int:
-    """Runs under a bar, and says what came of it."""
+    """Runs under a bar, and says what came of it; of several processes the leading one speaks."""
+    from outrider.train.together import joined
+
     with _Bar() as bar:
         try:
             outcome = run(bar.step)
         except KeyboardInterrupt:
             bar.note("interrupted; the same command resumes from the last saved state")
             return terminal.INTERRUPTED
+    if not joined().leads:
+        return 0
     terminal.out().out(
         f"{out}: step {outcome.step}, {outcome.tokens} tokens, {outcome.elapsed_s / 60:.1f} minutes"
         + ("" if outcome.finished else "; not finished, the same command resumes it"),

@@ -20,6 +20,7 @@ SPECS = {
     "int8": "the target's own weights in eight bits",
     "early-exit": "the target's own first layers, as many as are found to pay best",
     "early-exit:L": "the target's own first L layers",
+    "early-exit:PATH": "the target's own first layers and the early-exit head in a folder",
     "eagle:PATH": "the EAGLE-3 head in a folder",
     "bridge:PATH": "the draft model in a folder, of another tokenizer than the target's",
 }
@@ -49,13 +50,14 @@ class DrafterSpec:
                 f"drafter={spec!r} does not exist; drafters are {', '.join(SPECS)}, "
                 "or several as a+b" + nearest(kind, SPECS)
             )
-        if kind == "early-exit" and colon:
+        if kind == "early-exit" and ((colon and not path) or path.lstrip("+-").isnumeric()):
             return cls(kind, layers=_layers(spec, path))
-        takes = kind in ("bridge", "draft", "eagle")
+        takes = kind in ("bridge", "draft", "eagle", "early-exit")
         if (colon and not (takes and path)) or (kind in ("bridge", "eagle") and not path):
             raise InvalidConfig(
                 f"drafter={spec!r}: draft:PATH, eagle:PATH and bridge:PATH take a folder, "
-                "early-exit:L a number of layers, no other drafter takes anything"
+                "early-exit:L a number of layers or the folder of a head, no other drafter takes "
+                "anything"
             )
         return cls(kind, path or None)
 

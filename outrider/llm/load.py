@@ -36,6 +36,8 @@ from outrider.models.base import Target
 from outrider.models.bridge import BridgedModel, Dictionary
 from outrider.models.bundled import bundled_path
 from outrider.models.eagle_cache import check_fits
+from outrider.models.early_exit import gated_target
+from outrider.models.exit_head import load_exit_head
 from outrider.models.exit_search import PROMPTS, best_exit, search_exit
 from outrider.models.hf import (
     NOT_STRICT,
@@ -297,6 +299,24 @@ def draft_folder(spec: DrafterSpec, model: str | Path) -> Path | None:
     return None
 
 
+def exit_drafter(spec: DrafterSpec, options: Speculation, target: Loaded) -> EarlyExitDrafter:
+    """The drafter of the early-exit head in a folder.
+
+    Raises:
+        ModelError: no head that can be read, or one of a model of another class.
+        UnsupportedModel: a target whose layers cannot be run in parts.
+        VocabularyMismatch, TargetShapeMismatch: the head of another target.
+    """
+    folder = Path(str(spec.path)).expanduser()
+    if not folder.is_dir():
+        raise ModelError(
+            f"drafter='early-exit:{spec.path}': no folder is there; give that of a head, or a "
+            f"number of layers{_remedy(str(spec.path))}"
+        )
+    head = load_exit_head(folder, gated_target(target))
+    return EarlyExitDrafter(head.shape.layers, head=head, exit_threshold=options.exit_threshold)
+
+
 def head_drafter(path: str, target: Loaded) -> EagleDrafter:
     """The drafter of the EAGLE-3 head in a folder.
 
@@ -339,6 +359,8 @@ def load_drafter(
     def made(spec: DrafterSpec) -> Drafter:
         if spec.kind == "eagle":
             return head_drafter(str(spec.path), target())
+        if spec.kind == "early-exit" and spec.path is not None:
+            return exit_drafter(spec, options, target())
         folder = draft_folder(spec, model)
         if folder is not None and spec.kind == "bridge":
             warn_of_templates(own := tokenizer_of(folder), tokenizer)
@@ -350,7 +372,8 @@ def load_drafter(
             warn_of_templates(own, tokenizer)
             return ModelDrafter(place.load(folder, guesses=True))
         if spec.kind == "early-exit":
-            return EarlyExitDrafter(spec.layers or _best_layers(options, tokenizer, target()))
+            layers = spec.layers or _best_layers(options, tokenizer, target())
+            return EarlyExitDrafter(layers, exit_threshold=options.exit_threshold)
         if spec.kind == "int8":
             own_weights = target()
             if not isinstance(own_weights, HuggingFaceTarget):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from outrider.errors import InvalidConfig, ModelError, UnsupportedModel
 from outrider.models.eagle import EagleHead, EagleShape
+from outrider.models.exit_head import check_class
 
 if TYPE_CHECKING:
     from outrider.models.hf import HuggingFaceTarget
@@ -90,11 +92,15 @@ def save_head(
         name: tensor.detach().to("cpu", stored if tensor.is_floating_point() else tensor.dtype)
         for name, tensor in tensors_of.items()
     }
-    tensors["t2d"] = torch.zeros(shape.vocab_size, dtype=torch.bool).index_fill_(
-        0, head.tokens.cpu(), True
-    )
+    tensors["t2d"] = drafted(head)
     save_file({name: t.contiguous() for name, t in tensors.items()}, folder / WEIGHTS)
     (folder / WEIGHTS).chmod(0o644)
+
+
+def drafted(head: EagleHead) -> Tensor:
+    """Which tokens of the target the head can guess, bool `[V]`."""
+    none = torch.zeros(head.shape.vocab_size, dtype=torch.bool)
+    return none.index_fill_(0, head.tokens.cpu(), True)
 
 
 LAYER_KEYS = (
@@ -145,6 +151,34 @@ def load_head(folder: Path, target: HuggingFaceTarget | None = None) -> EagleHea
     return head.eval()
 
 
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a head's folder says of its making: its target's name and class, and its precision."""
+
+    name: str
+    architecture: str
+    dtype: torch.dtype
+
+
+def made_for(folder: Path) -> Made:
+    """Read for which target a head was made.
+
+    Raises:
+        ModelError: no head, or one that does not say.
+        UnsupportedModel: a kind of head that is not read.
+    """
+    config = _config(folder)
+    said = (config.get("speculators_config") or {}).get("verifier") or {}
+    name, classes = said.get("name_or_path"), said.get("architectures") or []
+    dtype = getattr(torch, str(config.get("dtype") or config.get("torch_dtype")), None)
+    if not name or not classes or not isinstance(dtype, torch.dtype):
+        raise ModelError(
+            f"the head in {str(folder)!r} does not say for which target and in which precision it "
+            f"was made; its {CONFIG} lacks verifier or dtype"
+        )
+    return Made(str(name), str(classes[0]), dtype)
+
+
 def check_verifier(folder: Path, target: HuggingFaceTarget) -> None:
     """Refuse a head that was made for a model of another class.
 
@@ -152,13 +186,7 @@ def check_verifier(folder: Path, target: HuggingFaceTarget) -> None:
         ModelError: naming both.
     """
     said = (_config(folder).get("speculators_config") or {}).get("verifier") or {}
-    classes = said.get("architectures") or []
-    own = type(target.model).__name__
-    if classes and own not in classes:
-        raise ModelError(
-            f"the head in {str(folder)!r} was made for {said.get('name_or_path')!r}, a "
-            f"{' or '.join(classes)}, and the target is a {own}; give the head of this target"
-        )
+    check_class(folder, said, target)
 
 
 def _config(folder: Path) -> Mapping[str, Any]:

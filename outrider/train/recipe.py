@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, fields
 from outrider.errors import InvalidConfig
 
 PRECISIONS = ("float32", "bfloat16")
-LOSSES = ("ce", "kl", "reverse-kl", "tv")
+LOSSES = ("ce", "kl", "reverse-kl", "tv", "block")
 """Losses of a head: cross entropy of the text's own tokens, forward and reverse divergence from the
-target's law, and total variation from it."""
+target's law, total variation from it, and what block verification refuses of a chain."""
 PRECISIONS_SAID = " or ".join(PRECISIONS)
 
 
@@ -198,7 +198,8 @@ class EagleRecipe:
     `taps` are the layers read, empty: low, middle and high ones; `draft_vocab` the most frequent
     tokens of the text, which alone are guessed; `ffn_size` 0 is the target's. A step reads the head
     `steps` times, from the second on its own features (training-time test), each time weighted
-    `step_decay` less. `loss` is one of LOSSES, taken over the draft vocabulary.
+    `step_decay` less. `loss` is one of LOSSES, taken over the draft vocabulary; `block` takes the
+    steps as one chain, without weights.
 
     `written_share` of the rows are the target's own continuations of `prompt_tokens` tokens of the
     text, `written_rows` in all, `greedy_share` of them greedy.
@@ -228,10 +229,50 @@ class EagleRecipe:
 
 
 @dataclass(frozen=True, slots=True)
+class ExitRecipe:
+    """How an early-exit head learns its target's laws from the states behind the first `layers`.
+
+    `layers` 0 is a third of the target's. `rank` is the adapter's width. `loss` is one of LOSSES,
+    `block` over chains of `steps` tokens; the confidence's cross entropy is added
+    `confidence_weight` times. `exit_threshold` is written beside the head: drafting stops where
+    the confidence is below.
+
+    The rows the target writes are those of EagleRecipe.
+    """
+
+    layers: int = 0
+    rank: int = 256
+    loss: str = "kl"
+    steps: int = 4
+    confidence_weight: float = 0.5
+    exit_threshold: float = 0.3
+    written_share: float = 0.0
+    written_rows: int = 512
+    prompt_tokens: int = 64
+    greedy_share: float = 0.5
+
+    def __post_init__(self) -> None:
+        _require(self.loss in LOSSES, "exit.loss", self.loss, f"one of {', '.join(LOSSES)}")
+        for name, least in (
+            ("layers", 0), ("rank", 1), ("steps", 1), ("written_rows", 1), ("prompt_tokens", 1),
+        ):  # fmt: skip
+            number: int = getattr(self, name)
+            _require(number >= least, f"exit.{name}", number, f"at least {least}")
+        _require(
+            self.confidence_weight >= 0, "exit.confidence_weight", self.confidence_weight,
+            "0 or more",
+        )  # fmt: skip
+        for name in ("exit_threshold", "written_share", "greedy_share"):
+            value: float = getattr(self, name)
+            _require(0.0 <= value <= 1.0, f"exit.{name}", value, "between 0 and 1")
+
+
+@dataclass(frozen=True, slots=True)
 class HeadRecipe:
     """A whole run of a head: what it learns from its target, and from which text.
 
-    Without a `corpus` the text is given with the run.
+    It is an EAGLE-3 head, or with `exit` an early-exit head. Without a `corpus` the text is given
+    with the run.
     """
 
     name: str
@@ -239,9 +280,15 @@ class HeadRecipe:
     train: TrainRecipe
     eagle: EagleRecipe = field(default_factory=EagleRecipe)
     corpus: CorpusRecipe | None = None
+    exit: ExitRecipe | None = None
+
+    @property
+    def learns(self) -> EagleRecipe | ExitRecipe:
+        """The part that says what is learned."""
+        return self.eagle if self.exit is None else self.exit
 
     def __post_init__(self) -> None:
-        run, head = self.train, self.eagle
+        run, head = self.train, self.learns
         _require(run.context == run.long_context, "train.long_context", run.long_context, "context")
         least = max(head.steps + 1, head.prompt_tokens + 1)
         _require(run.context > least, "train.context", run.context, f"more than {least}")

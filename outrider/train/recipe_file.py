@@ -12,6 +12,7 @@ from outrider.train.recipe import (
     CorpusRecipe,
     DistilRecipe,
     EagleRecipe,
+    ExitRecipe,
     HeadRecipe,
     ModelRecipe,
     Recipe,
@@ -28,6 +29,7 @@ SECTIONS: Mapping[str, type[Any]] = {
     "train": TrainRecipe,
     "distil": DistilRecipe,
     "eagle": EagleRecipe,
+    "exit": ExitRecipe,
 }
 
 

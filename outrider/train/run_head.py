@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,25 +14,28 @@ from outrider.errors import InvalidConfig, UnsupportedModel
 from outrider.models.bundled import bundled_path
 from outrider.models.device import pick_device
 from outrider.models.eagle import EagleHead
+from outrider.models.exit_head import ExitHead, save_exit_head
 from outrider.models.hf import HuggingFaceTarget, model_folder
 from outrider.models.speculators import save_head
 from outrider.models.text import TextTokenizer
-from outrider.train.corpus import load_corpus
 from outrider.train.eagle import TrainingTimeTest, draft_tokens, new_head
-from outrider.train.loop import Outcome, Progress, ProgressCallback, train
+from outrider.train.exit import ExitTraining, new_exit_head
+from outrider.train.journal import journal_of
+from outrider.train.loop import Outcome, ProgressCallback, train
 from outrider.train.prepare import sha256_of
-from outrider.train.recipe import EagleRecipe, HeadRecipe, TrainRecipe
+from outrider.train.recipe import EagleRecipe, ExitRecipe, HeadRecipe, TrainRecipe
 from outrider.train.recipe_file import load_head_recipe
 from outrider.train.run import STATE_FOLDER, recipe_path
-from outrider.train.texts import Texts, read_texts
+from outrider.train.sources import texts_of
+from outrider.train.together import joined
 
-LOG = "log.jsonl"
 PLAIN = HeadRecipe(
     "head",
     20251,
     TrainRecipe(2_048_000, context=256, long_context=256, vector_rate=1e-3),
     EagleRecipe(),
 )
+PLAIN_EXIT = replace(PLAIN, exit=ExitRecipe())
 """What is trained where no recipe is named."""
 
 
@@ -44,8 +45,8 @@ class HeadRun:
 
     recipe: HeadRecipe
     target: HuggingFaceTarget
-    objective: TrainingTimeTest
-    head: EagleHead
+    objective: TrainingTimeTest | ExitTraining
+    head: EagleHead | ExitHead
     inputs: dict[str, str]
     name: str
 
@@ -69,26 +70,38 @@ class Plan:
 
 
 def head_recipe(
-    path_or_name: str | None = None, *, tokens: int | None = None, loss: str | None = None
+    path_or_name: str | None = None,
+    *,
+    tokens: int | None = None,
+    loss: str | None = None,
+    plain: HeadRecipe = PLAIN,
 ) -> tuple[HeadRecipe, Path | None]:
-    """A head's recipe and where the manifest of its corpus lies; a plain one where none is named.
+    """A head's recipe and where the manifest of its corpus lies; `plain` where none is named.
 
     `tokens` and `loss` go before what it says.
 
     Raises:
-        InvalidConfig: a recipe that cannot be meant.
+        InvalidConfig: a recipe that cannot be meant, or of another kind of head than `plain`.
     """
     manifest = None
     if path_or_name is None:
-        recipe = PLAIN
+        recipe = plain
     else:
         path = recipe_path(path_or_name)
         recipe = load_head_recipe(path)
+        if (recipe.exit is None) != (plain.exit is None):
+            other = "eagle3" if recipe.exit is None else "early-exit"
+            raise InvalidConfig(
+                f"the recipe {path_or_name!r} is of another kind of head; run outrider train "
+                f"{other} with it"
+            )
         if recipe.corpus is not None:
             manifest = path.parent / recipe.corpus.manifest
     if tokens is not None:
         recipe = replace(recipe, train=replace(recipe.train, tokens=tokens))
-    if loss is not None:
+    if loss is not None and recipe.exit is not None:
+        recipe = replace(recipe, exit=replace(recipe.exit, loss=loss))
+    elif loss is not None:
         recipe = replace(recipe, eagle=replace(recipe.eagle, loss=loss))
     return recipe, manifest
 
@@ -126,42 +139,27 @@ def prepare_head(
         UnsupportedModel: a target without hidden states to be had.
     """
     torch.set_num_threads(recipe.train.threads)
+    joined()
     folder = bundled_path("target") if str(target) == "bundled" else model_folder(Path(target))
     tokenizer = TextTokenizer(folder)
-    texts = _texts(recipe, text, manifest, tokenizer)
+    texts = texts_of(text, recipe.corpus, manifest, tokenizer)
     loaded = HuggingFaceTarget.load(folder, device=str(pick_device(device)), share_prefixes=False)
     if not isinstance(loaded, HuggingFaceTarget):
         raise UnsupportedModel(
             f"the target {str(target)!r} has recurrent state, and heads read hidden states of "
             "models with a cache of keys and values alone; train a draft model for it"
         )
-    tokens = draft_tokens(texts.train, loaded.vocab_size, recipe.eagle.draft_vocab)
+    loaded.model.requires_grad_(False)
     ends = sorted(tokenizer.end_tokens())
-    objective = TrainingTimeTest(
-        recipe, loaded, texts.train, texts.held_out, ends[0] if ends else 0
-    )
+    given = recipe, loaded, texts.train, texts.held_out, ends[0] if ends else 0
     weights = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
     inputs = {"target": sha256_of(folder / "config.json", *weights), "text": texts.sha256}
-    head = new_head(recipe, loaded, tokens).to(loaded.device)
-    return HeadRun(recipe, loaded, objective, head, inputs, str(target))
-
-
-def _texts(
-    recipe: HeadRecipe,
-    text: Sequence[str | Path],
-    manifest: Path | None,
-    tokenizer: TextTokenizer,
-) -> Texts:
-    if text:
-        return read_texts(text, tokenizer)
-    if recipe.corpus is None or manifest is None:
-        raise InvalidConfig("no text to train on; give files, folders or JSONL with --text")
-    corpus = load_corpus(recipe.corpus, manifest)
-    train, held_out = (
-        tuple(tuple(tokenizer.encode(document.text)) for document in documents)
-        for documents in (corpus.train, corpus.held_out)
-    )
-    return Texts(train, held_out, sha256_of(manifest))
+    if recipe.exit is not None:
+        objective, head = ExitTraining(*given), new_exit_head(recipe, loaded)
+    else:
+        tokens = draft_tokens(texts.train, loaded.vocab_size, recipe.eagle.draft_vocab)
+        objective, head = TrainingTimeTest(*given), new_head(recipe, loaded, tokens)
+    return HeadRun(recipe, loaded, objective, head.to(loaded.device), inputs, str(target))
 
 
 def run_head(
@@ -172,39 +170,17 @@ def run_head(
     max_minutes: float | None = None,
     progress: ProgressCallback | None = None,
 ) -> Outcome:
-    """Train the head and write it to `out` in the layout of speculators, in float16.
+    """Train the head and write it to `out` in float16: EAGLE-3's in the layout of speculators.
 
-    The state of the run lives in `out/training`, beside a line of JSON for each step; it is resumed
-    from there unless `resume` is False. When `max_minutes` are over first, the state is saved and
-    no head is written.
+    The state of the run lives in `out/training`, beside a line of JSON for each step and their
+    picture; it is resumed from there unless `resume` is False. When `max_minutes` are over first,
+    the state is saved and no head is written. Processes that were launched together share the work.
 
     Raises:
         InvalidConfig: a folder or state that cannot be used.
     """
-    state = out / STATE_FOLDER
-    try:
-        state.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidConfig(
-            f"out={str(out)!r} is no folder and cannot be made one ({error.strerror}); give "
-            "another folder"
-        ) from error
-    with (state / LOG).open("a" if resume else "w", encoding="utf-8") as log:
-
-        def noted(at: Progress) -> None:
-            line: dict[str, Any] = {
-                "step": at.step,
-                "loss": at.loss,
-                "rate_tok_s": at.rate_tok_s,
-                "elapsed_s": at.elapsed_s,
-            }
-            if at.held_out is not None:
-                line["accepted_length"] = at.held_out
-            log.write(json.dumps(line) + "\n")
-            log.flush()
-            if progress is not None:
-                progress(at)
-
+    together, state = joined(), out / STATE_FOLDER
+    with journal_of(state, resume, together) as journal:
         outcome = train(
             run.head,
             run.objective,
@@ -213,15 +189,20 @@ def run_head(
             inputs=run.inputs,
             resume=resume,
             max_minutes=max_minutes,
-            progress=noted,
+            progress=journal.noting(progress),
+            together=together,
         )
-    if outcome.finished:
-        save_head(
-            run.head,
-            out,
-            verifier=run.name,
-            architecture=type(run.target.model).__name__,
-            dtype=torch.float16,
-            embeddings=False,
-        )
+    if outcome.finished and together.leads:
+        verifier, architecture = run.name, type(run.target.model).__name__
+        if isinstance(run.head, ExitHead):
+            save_exit_head(run.head, out, verifier=verifier, architecture=architecture)
+        else:
+            save_head(
+                run.head,
+                out,
+                verifier=verifier,
+                architecture=architecture,
+                dtype=torch.float16,
+                embeddings=False,
+            )
     return outcome
