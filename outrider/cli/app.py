@@ -11,10 +11,17 @@ from outrider import __version__
 from outrider.cli.certify import certify
 from outrider.cli.demo import demo
 from outrider.cli.doctor import doctor
+from outrider.cli.export import export
 from outrider.cli.generate import generate
 from outrider.cli.profile import profile
 from outrider.cli.terminal import INTERRUPTED, drop_output, error_line, flush, prepare
-from outrider.cli.train import train_eagle3, train_lm, train_mtp
+from outrider.cli.train import (
+    train_draft,
+    train_eagle3,
+    train_early_exit,
+    train_lm,
+    train_mtp,
+)
 from outrider.errors import OutriderError
 
 ERROR = 2
@@ -34,9 +41,12 @@ app.command()(generate)
 app.command()(demo)
 app.command()(doctor)
 app.command()(profile)
+app.command()(export)
 train.command("lm")(train_lm)
+train.command("draft")(train_draft)
 train.command("eagle3")(train_eagle3)
 train.command("mtp")(train_mtp)
+train.command("early-exit")(train_early_exit)
 
 
 @app.callback(invoke_without_command=True)
@@ -62,7 +72,7 @@ def outrider(
 
 @train.callback(invoke_without_command=True)
 def training(context: typer.Context) -> None:
-    """Train models by recipe: a target, or a draft model for one."""
+    """Train models by recipe: a target, a draft model or a head for one."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 

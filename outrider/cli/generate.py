@@ -37,6 +37,7 @@ def generate(
     rule: options.Rule = None,
     width: options.Width = 1,
     nodes: options.Nodes = None,
+    exit_threshold: options.ExitThreshold = None,
     lossy: options.Lossy = False,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", "-n", help="New tokens at most.")
@@ -136,6 +137,7 @@ def generate(
     loading = options.Loading(
         model, drafter, depth, rule, strict, dtype, device, width, nodes,
         lossless=not lossy, share_prefixes=not compare, compile=compile,
+        exit_threshold=exit_threshold,
     )  # fmt: skip
     sampling, loading = _settled(sampling, loading)
     with nullcontext() if trace is None else trace.open("w", encoding="utf-8") as rounds:

@@ -30,7 +30,15 @@ Drafter = Annotated[
         "-d",
         metavar="SPEC",
         help="Who guesses: auto, none, draft, draft:PATH, bridge:PATH, ngram, suffix, recycle, "
-        "grammar, int8, eagle:PATH, medusa:PATH, mtp, mtp:PATH, early-exit, early-exit:L, or a+b.",
+        "grammar, int8, early-exit, early-exit:L, early-exit:PATH, eagle:PATH, medusa:PATH, mtp, "
+        "mtp:PATH, or a+b.",
+    ),
+]
+ExitThreshold = Annotated[
+    float | None,
+    typer.Option(
+        help="early-exit stops guessing where its confidence is below; by default what its head "
+        "says, or never."
     ),
 ]
 Depth = Annotated[
@@ -133,6 +141,7 @@ class Loading:
     lossless: bool = True
     share_prefixes: bool = True
     compile: bool | None = None
+    exit_threshold: float | None = None
 
     def load(self) -> LLM:
         """The model, ready; torch and transformers are imported here and not before."""
@@ -151,6 +160,7 @@ class Loading:
             "lossless": self.lossless,
             "share_prefixes": self.share_prefixes,
             "compile": "auto" if self.compile is None else self.compile,
+            "exit_threshold": self.exit_threshold,
         }
         # Unless it was done before, compiling takes half a minute for each of two models.
         waiting = terminal.err().status("loading and compiling, once for each model ...")

@@ -1,4 +1,4 @@
-"""`outrider train lm`, `train eagle3` and `train mtp`: runs with a progress bar."""
+"""`outrider train lm`, `draft`, `eagle3`, `mtp` and `early-exit`: runs with a progress bar."""
 
 from __future__ import annotations
 
@@ -25,6 +25,18 @@ Fresh = Annotated[
 ]
 TrainingDevice = Annotated[
     str, typer.Option(help="Where to train: auto (the GPU where there is one), cpu, cuda.")
+]
+HeadOut = Annotated[Path, typer.Option("--out", "-o", help="The folder of the head.")]
+Target = Annotated[str, typer.Option(help="The model it is for: a folder, or 'bundled'.")]
+Text = Annotated[
+    list[Path] | None,
+    typer.Option(help="Files, folders, Parquet or JSONL of texts or conversations; repeatable."),
+]
+Recipe = Annotated[str | None, typer.Option(help="A TOML file, or the name of a bundled recipe.")]
+Tokens = Annotated[int | None, typer.Option(help="Tokens to train on.")]
+Loss = Annotated[str | None, typer.Option(help="ce, kl, reverse-kl, tv or block.")]
+PlanOnly = Annotated[
+    bool, typer.Option("--plan", help="Say what time and memory it takes, and stop.")
 ]
 
 
@@ -59,33 +71,53 @@ def train_lm(
     )
 
 
-Target = Annotated[str, typer.Option(help="The model it is for: a folder, or 'bundled'.")]
-Text = Annotated[
-    list[Path] | None,
-    typer.Option(help="Files, folders or JSONL of texts or conversations; repeatable."),
-]
-HeadOut = Annotated[Path, typer.Option("--out", "-o", help="The folder of the head.")]
-HeadRecipeName = Annotated[
-    str | None, typer.Option(help="A TOML file, or a bundled recipe; see docs/heads.md.")
-]
-Tokens = Annotated[int | None, typer.Option(help="Tokens to train on.")]
-Loss = Annotated[str | None, typer.Option(help="ce, kl, reverse-kl or tv.")]
-Planned = Annotated[
-    bool, typer.Option("--plan", help="Say what time and memory it takes, and stop.")
-]
+def train_draft(
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder of the draft model.")],
+    target: Target = "bundled",
+    text: Text = None,
+    recipe: Recipe = None,
+    tokens: Tokens = None,
+    max_minutes: MaxMinutes = None,
+    fresh: Fresh = False,
+    device: TrainingDevice = "auto",
+) -> int:
+    """Train a small draft model that imitates a target of your own, on your own text.
+
+    A run that was stopped or killed is resumed by the same command.
+
+    \b
+    Examples:
+      outrider train draft --target ./my-model --text src/ --out runs/draft
+      outrider generate --model ./my-model --drafter draft:runs/draft "import "
+    """
+    from outrider.train.run_draft import prepare_draft, run_draft
+
+    _check_minutes(max_minutes)
+    run = prepare_draft(recipe, target=target, text=text or (), tokens=tokens, device=device)
+    return _shown(
+        out,
+        lambda progress: run_draft(
+            run, out, resume=not fresh, max_minutes=max_minutes, progress=progress
+        ),
+    )
+
+
+def _check_minutes(minutes: float | None) -> None:
+    if minutes is not None and not minutes >= 0:
+        raise InvalidConfig(f"max_minutes={minutes}: a number of at least 0 is due")
 
 
 def train_eagle3(
     out: HeadOut,
     target: Target = "bundled",
     text: Text = None,
-    recipe: HeadRecipeName = None,
+    recipe: Recipe = None,
     tokens: Tokens = None,
     loss: Loss = None,
     max_minutes: MaxMinutes = None,
     fresh: Fresh = False,
     device: TrainingDevice = "auto",
-    plan: Planned = False,
+    plan: PlanOnly = False,
 ) -> int:
     """Train an EAGLE-3 head for a target, on its own hidden states.
 
@@ -97,21 +129,23 @@ def train_eagle3(
       outrider train eagle3 --target ./my-model --text chats.jsonl --out runs/head --plan
       outrider generate --model ./my-model --drafter eagle:runs/head "import "
     """
-    asked = _Asked("eagle3", recipe, tokens, loss, target, tuple(text or ()), device)
-    return _train_head(asked, out, plan, fresh, max_minutes)
+    asked = _Asked(
+        "eagle3", recipe, tokens, loss, target, text, device, out, max_minutes, fresh, plan
+    )
+    return _train_head(asked)
 
 
 def train_mtp(
     out: HeadOut,
     target: Target = "bundled",
     text: Text = None,
-    recipe: HeadRecipeName = None,
+    recipe: Recipe = None,
     tokens: Tokens = None,
     loss: Loss = None,
     max_minutes: MaxMinutes = None,
     fresh: Fresh = False,
     device: TrainingDevice = "auto",
-    plan: Planned = False,
+    plan: PlanOnly = False,
 ) -> int:
     """Train an MTP module for a target: one more layer of its own kind, on its last hidden states.
 
@@ -122,55 +156,95 @@ def train_mtp(
       outrider train mtp --text src/ --out runs/mtp
       outrider generate --model ./my-model --drafter mtp:runs/mtp "import "
     """
-    asked = _Asked("mtp", recipe, tokens, loss, target, tuple(text or ()), device)
-    return _train_head(asked, out, plan, fresh, max_minutes)
+    asked = _Asked("mtp", recipe, tokens, loss, target, text, device, out, max_minutes, fresh, plan)
+    return _train_head(asked)
+
+
+def train_early_exit(
+    out: HeadOut,
+    target: Target = "bundled",
+    text: Text = None,
+    recipe: Recipe = None,
+    tokens: Tokens = None,
+    loss: Loss = None,
+    max_minutes: MaxMinutes = None,
+    fresh: Fresh = False,
+    device: TrainingDevice = "auto",
+    plan: PlanOnly = False,
+) -> int:
+    """Train an early-exit head: an adapter behind a target's first layers, and a confidence.
+
+    A run that was stopped or killed is resumed by the same command.
+
+    \b
+    Examples:
+      outrider train early-exit --text src/ --out runs/exit
+      outrider train early-exit --recipe exit --out runs/exit --plan
+      outrider generate --drafter early-exit:runs/exit --exit-threshold 0.4 "import "
+    """
+    asked = _Asked(
+        "early-exit", recipe, tokens, loss, target, text, device, out, max_minutes, fresh, plan
+    )
+    return _train_head(asked)
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """Which head of what."""
+    """What a head's run is asked for."""
 
     kind: str
     recipe: str | None
     tokens: int | None
     loss: str | None
     target: str
-    text: tuple[Path, ...]
+    text: list[Path] | None
     device: str
+    out: Path
+    max_minutes: float | None
+    fresh: bool
+    plan: bool
 
 
-def _train_head(
-    asked: _Asked, out: Path, plan: bool, fresh: bool, max_minutes: float | None
-) -> int:
+def _train_head(asked: _Asked) -> int:
+    """Trains a head, or says what that would take."""
     from outrider.train.run_head import head_recipe, plan_head, prepare_head, run_head
 
-    if max_minutes is not None and max_minutes < 0:
-        raise InvalidConfig(f"max_minutes={max_minutes}: a number of at least 0 is due")
-    chosen, manifest = head_recipe(
-        asked.recipe, kind=asked.kind, tokens=asked.tokens, loss=asked.loss
-    )
+    _check_minutes(asked.max_minutes)
+    recipe, manifest = head_recipe(asked.kind, asked.recipe, tokens=asked.tokens, loss=asked.loss)
     run = prepare_head(
-        chosen, target=asked.target, text=asked.text, manifest=manifest, device=asked.device
+        recipe,
+        target=asked.target,
+        text=asked.text or (),
+        manifest=manifest,
+        device=asked.device,
     )
-    if plan:
+    if asked.plan:
         terminal.out().out(plan_head(run).said(), highlight=False)
         return 0
     return _shown(
-        out,
+        asked.out,
         lambda progress: run_head(
-            run, out, resume=not fresh, max_minutes=max_minutes, progress=progress
+            run,
+            asked.out,
+            resume=not asked.fresh,
+            max_minutes=asked.max_minutes,
+            progress=progress,
         ),
     )
 
 
 def _shown(out: Path, run: Callable[[Callable[[Step], None]], Outcome]) -> int:
-    """Runs under a bar, and says what came of it."""
+    """Runs under a bar, and says what came of it; of several processes the leading one speaks."""
+    from outrider.train.together import joined
+
     with _Bar() as bar:
         try:
             outcome = run(bar.step)
         except KeyboardInterrupt:
             bar.note("interrupted; the same command resumes from the last saved state")
             return terminal.INTERRUPTED
+    if not joined().leads:
+        return 0
     terminal.out().out(
         f"{out}: step {outcome.step}, {outcome.tokens} tokens, {outcome.elapsed_s / 60:.1f} minutes"
         + ("" if outcome.finished else "; not finished, the same command resumes it"),

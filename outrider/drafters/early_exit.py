@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from outrider.config import check_whole
+from outrider.config import check_between, check_whole
 from outrider.decoding import Draft
 from outrider.drafters.base import Drafter, Node, RoundDraws
 from outrider.errors import InvalidConfig
@@ -20,31 +20,63 @@ from outrider.models.base import Rows, Target
 from outrider.sequence import Sequence
 
 if TYPE_CHECKING:
-    from outrider.models.early_exit import EarlyExit
+    from outrider.models.early_exit import EarlyExit, Guess
+    from outrider.models.exit_head import ExitHead
 
 
 class EarlyExitDrafter(Drafter):
     """Drafts chains or trees with the target's first `layers` layers, its final norm and its head.
 
+    A chain ends with the first token that is drawn where the confidence is below `exit_threshold`;
+    that token is kept. Confidence looks at what stands before the token, never at the token, so
+    laws stay what they are said to be, under every rule. A tree has one level where the
+    confidence in the text's own row is that low.
+
     The drafted rows are staged in the target's cache, where its own pass over them goes on from the
     layer they have reached: verification runs the remaining layers, and all of them for the last
     token of a path alone.
 
+    Args:
+        layers: how many layers draft.
+        head: adapts what leaves them, and tells the confidence; without one this is the likeliest
+            token's probability.
+        exit_threshold: 0 never stops; None is the head's own, and 0 without one.
+        chunk: rows of a prompt that are read at once.
+
     Raises:
-        InvalidConfig: no whole number of layers.
+        InvalidConfig: no whole number of layers, or other than the head's; a threshold that is no
+            probability.
     """
 
-    def __init__(self, layers: int, *, chunk: int = 512) -> None:
+    def __init__(
+        self,
+        layers: int,
+        *,
+        head: ExitHead | None = None,
+        exit_threshold: float | None = None,
+        chunk: int = 512,
+    ) -> None:
         check_whole("layers", layers, 1)
+        if head is not None and head.shape.layers != layers:
+            raise InvalidConfig(
+                f"layers={layers} with a head that reads behind layer {head.shape.layers}; give "
+                "the head's"
+            )
+        if exit_threshold is None:
+            exit_threshold = 0.0 if head is None else head.shape.exit_threshold
+        check_between("exit_threshold", exit_threshold, 0.0, 1.0)
         self.layers = layers
-        self.name = f"early-exit:{layers}"
+        self.exit_threshold = exit_threshold
+        self.name = f"early-exit:{layers}" if head is None else "early-exit"
         self.chunk = chunk
+        self._head = head
         self._exit: EarlyExit | None = None
 
     def attach(self, target: Target) -> Target:
         """The target with an exit, of which the engine's scores and the drafts are two parts.
 
         Raises:
+            VocabularyMismatch, TargetShapeMismatch: the head of another target.
             InvalidConfig: more layers than the target has to spare; a drafter in use elsewhere.
             UnsupportedModel: a target whose first layers and rest are not the whole.
         """
@@ -52,7 +84,7 @@ class EarlyExitDrafter(Drafter):
         from outrider.models.early_exit import EarlyExit
 
         if self._exit is None:
-            self._exit = EarlyExit(target, self.layers)
+            self._exit = EarlyExit(target, self.layers, self._head)
             self.vocab_size = target.vocab_size
         elif self._exit.target is not target:
             raise InvalidConfig(
@@ -69,13 +101,22 @@ class EarlyExitDrafter(Drafter):
         if draws.trees is not None and members:
             return self._grown(texts, members, depths, draws)
         pieces = [self._pending(texts[b], self.chunk) for b in members]
-        for index in range(max(depths, default=0)):
-            going = [i for i, b in enumerate(members) if depths[b] > index]
+        index = 0
+        while members:
+            guess = self._read(texts, members, pieces)
+            tokens = draws.sample(guess.logits_nV, members, index)
+            index += 1
+            surely = zip(members, self._is_sure(guess), strict=True)
+            going = [i for i, (b, sure) in enumerate(surely) if sure and depths[b] > index]
             members = [members[i] for i in going]
-            pieces = [pieces[i] for i in going]
-            logits_nV = self._read(texts, members, pieces)
-            pieces = [[token] for token in draws.sample(logits_nV, members, index)]
+            pieces = [[tokens[i]] for i in going]
         return draws.drawn()
+
+    def _is_sure(self, guess: Guess) -> list[bool]:
+        """Whether to go on behind each row's token."""
+        if self.exit_threshold == 0:
+            return [True] * len(guess.logits_nV)
+        return (self._target.confidence(guess) >= self.exit_threshold).tolist()
 
     def _grown(
         self,
@@ -87,7 +128,9 @@ class EarlyExitDrafter(Drafter):
         """Trees, level by level, on each text's last token: row 0 of what is staged of it."""
         masks = {b: [1] for b in members}
         pieces = [self._pending(texts[b], 1) for b in members]
-        roots_nV = self._read(texts, members, pieces, torch.ones(len(members), dtype=torch.int64))
+        roots = self._read(texts, members, pieces, torch.ones(len(members), dtype=torch.int64))
+        unsure = {b for b, sure in zip(members, self._is_sure(roots), strict=True) if not sure}
+        depths = [min(depth, 1) if b in unsure else depth for b, depth in enumerate(depths)]
 
         def expand(nodes: Sequenced[Node]) -> Tensor:
             counts = Counter(node.member for node in nodes)
@@ -103,7 +146,7 @@ class EarlyExitDrafter(Drafter):
                 Rows(handles, tuple(counts.values()), tokens_R, torch.tensor(own))
             )
 
-        return draws.grown(roots_nV, depths, expand)
+        return draws.grown(roots.logits_nV, depths, expand)
 
     @property
     def _target(self) -> EarlyExit:
@@ -126,13 +169,13 @@ class EarlyExitDrafter(Drafter):
         members: list[int],
         pieces: list[list[int]],
         ancestors_R: Tensor | None = None,
-    ) -> Tensor:
-        """Logits `[n, V]` behind the first layers, after the pieces of n texts."""
+    ) -> Guess:
+        """What leaves the exit after the pieces of n texts."""
         counts = tuple(map(len, pieces))
         tokens_R = torch.tensor([token for piece in pieces for token in piece])
         handles = tuple(_handle(texts[b]) for b in members)
         ends = None if len(tokens_R) == len(counts) else torch.tensor(counts).cumsum(0) - 1
-        return self._target.draft(Rows(handles, counts, tokens_R, ancestors_R, ends))
+        return self._target.guess(Rows(handles, counts, tokens_R, ancestors_R, ends))
 
 
 def _handle(text: Sequence) -> int:

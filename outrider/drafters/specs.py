@@ -20,6 +20,7 @@ SPECS = {
     "int8": "the target's own weights in eight bits",
     "early-exit": "the target's own first layers, as many as are found to pay best",
     "early-exit:L": "the target's own first L layers",
+    "early-exit:PATH": "the target's own first layers and the early-exit head in a folder",
     "eagle:PATH": "the EAGLE head, of any generation, in a folder",
     "medusa:PATH": "the Medusa heads in a folder",
     "mtp": "the multi-token prediction modules of the target's own checkpoint",
@@ -52,15 +53,15 @@ class DrafterSpec:
                 f"drafter={spec!r} does not exist; drafters are {', '.join(SPECS)}, "
                 "or several as a+b" + nearest(kind, SPECS)
             )
-        if kind == "early-exit" and colon:
+        if kind == "early-exit" and ((colon and not path) or path.lstrip("+-").isnumeric()):
             return cls(kind, layers=_layers(spec, path))
         needs = kind in ("bridge", "eagle", "medusa")
-        takes = needs or kind in ("draft", "mtp")
+        takes = needs or kind in ("draft", "early-exit", "mtp")
         if (colon and not (takes and path)) or (needs and not path):
+            folders = [name for name in SPECS if name.endswith(":PATH")]
             raise InvalidConfig(
-                f"drafter={spec!r}: draft:PATH, eagle:PATH, medusa:PATH, mtp:PATH and bridge:PATH "
-                "take a folder, "
-                "early-exit:L a number of layers, no other drafter takes anything"
+                f"drafter={spec!r}: {', '.join(folders[:-1])} and {folders[-1]} take a folder, "
+                "early-exit:L takes a number of layers, no other drafter takes anything"
             )
         return cls(kind, path or None)
 

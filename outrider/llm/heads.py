@@ -1,12 +1,20 @@
-"""Drafters that read their target's hidden states, from the folders that specs name."""
+"""Drafters with a head of their target's, from the folders that specs name."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from outrider.drafters import Drafter, DrafterSpec, EagleDrafter, MedusaDrafter
+from outrider.drafters import (
+    Drafter,
+    DrafterSpec,
+    EagleDrafter,
+    EarlyExitDrafter,
+    MedusaDrafter,
+)
 from outrider.errors import ModelError
 from outrider.models.base import Target
+from outrider.models.early_exit import gated_target
+from outrider.models.exit_head import load_exit_head
 from outrider.models.head import Head, check_fits, tapped_target
 from outrider.models.hf import HuggingFaceTarget
 from outrider.models.mtp_files import load_mtp
@@ -14,24 +22,25 @@ from outrider.models.originals import load_eagle, load_medusa
 from outrider.models.speculators import check_verifier
 
 HEADS = ("eagle", "medusa", "mtp")
-"""Kinds of drafters that are made here."""
+"""Kinds of drafters that always have a head; early-exit may."""
 
 
-def head_drafter(spec: DrafterSpec, model: Path, target: Target) -> Drafter:
+def head_drafter(
+    spec: DrafterSpec, model: Path, target: Target, exit_threshold: float | None = None
+) -> Drafter:
     """The drafter of a head; `model` is the target's own folder, where MTP modules may lie.
 
     Raises:
         ModelError: no head that can be read, or one of a model of another class.
         UnsupportedModel: a kind of head, or of target, that is not served.
-        VocabularyMismatch, TargetShapeMismatch: a head of another vocabulary or width.
+        VocabularyMismatch, TargetShapeMismatch: a head of another target.
     """
-    folder = model if spec.path is None else Path(spec.path).expanduser()
-    if not folder.is_dir():
-        raise ModelError(
-            f"drafter='{spec.kind}:{spec.path}': no folder is there; give that of a head"
-            " (nothing is downloaded here: `hf download NAME --local-dir DIR` first)"
-        )
+    if spec.kind == "early-exit":
+        exit_head = load_exit_head(_folder(spec), gated_target(target))
+        layers = exit_head.shape.layers
+        return EarlyExitDrafter(layers, head=exit_head, exit_threshold=exit_threshold)
     tapped = tapped_target(target)
+    folder = model if spec.path is None else _folder(spec)
     if spec.kind == "medusa":
         heads = load_medusa(folder, tapped)
         check_fits(heads, tapped)
@@ -39,6 +48,18 @@ def head_drafter(spec: DrafterSpec, model: Path, target: Target) -> Drafter:
     head = _eagle(folder, tapped) if spec.kind == "eagle" else load_mtp(folder, tapped)
     check_fits(head, tapped)
     return EagleDrafter(head)
+
+
+def _folder(spec: DrafterSpec) -> Path:
+    """The folder that a spec names."""
+    folder = Path(str(spec.path)).expanduser()
+    if not folder.is_dir():
+        number = ", or a number of layers" if spec.kind == "early-exit" else ""
+        raise ModelError(
+            f"drafter='{spec.kind}:{spec.path}': no folder is there; give that of a head{number} "
+            "(nothing is downloaded here: `hf download NAME --local-dir DIR` first)"
+        )
+    return folder
 
 
 def _eagle(folder: Path, target: HuggingFaceTarget) -> Head:

@@ -52,6 +52,7 @@ Prompt = str | Sequence[int]
 OPTIONS = (
     "cache_bytes",
     "compile",
+    "exit_threshold",
     "k",
     "lossless",
     "max_texts",
@@ -161,13 +162,14 @@ class LLM:
         Args:
             model: a local folder, a GGUF file, or "bundled".
             drafter: a Drafter, a DraftModel, or a spec: none, draft, draft:PATH, bridge:PATH,
-                eagle:PATH, medusa:PATH, mtp, mtp:PATH, ngram, suffix, recycle, grammar, int8,
-                early-exit, early-exit:L, auto; or several as a+b.
+                ngram, suffix, recycle, grammar, int8, early-exit, early-exit:L, early-exit:PATH,
+                eagle:PATH, medusa:PATH, mtp, mtp:PATH, auto; or several as a+b.
             device: where the models run; None = the CPU.
             dtype: "float32", "bfloat16", ...; None = bfloat16 where the processor has it.
             strict: one arithmetic class for everything, so that logits are equal bit for bit.
             speculative_config: vLLM's dictionary, instead of `drafter`, `k` and `rule`.
             **options: k, rule, width and nodes (of drafted trees; width=1 drafts chains),
+                exit_threshold (early-exit stops drafting where its confidence is below),
                 lossless (False lets rules through that change the law), max_texts, prefill_chunk,
                 cache_bytes (of target and draft model together), pack (large weights laid out for
                 the processor; on by default), compile (True makes machine code of the forwards and
@@ -199,6 +201,7 @@ class LLM:
             drafter if isinstance(drafter, str) else "none",
             options.pop("k", None),
             options.pop("rule", None),
+            exit_threshold=options.pop("exit_threshold", None),
         )
         if speculative_config is not None:
             asked = _instead(asked, drafter, speculative_config)

@@ -311,8 +311,8 @@ def load_drafter(
     """
 
     def made(spec: DrafterSpec) -> Drafter:
-        if spec.kind in HEADS:
-            return head_drafter(spec, folder_of(model), target())
+        if spec.kind in HEADS or (spec.kind == "early-exit" and spec.path is not None):
+            return head_drafter(spec, folder_of(model), target(), options.exit_threshold)
         folder = draft_folder(spec, model)
         if folder is not None and spec.kind == "bridge":
             warn_of_templates(own := tokenizer_of(folder), tokenizer)
@@ -324,7 +324,8 @@ def load_drafter(
             warn_of_templates(own, tokenizer)
             return ModelDrafter(place.load(folder, guesses=True))
         if spec.kind == "early-exit":
-            return EarlyExitDrafter(spec.layers or _best_layers(options, tokenizer, target()))
+            layers = spec.layers or _best_layers(options, tokenizer, target())
+            return EarlyExitDrafter(layers, exit_threshold=options.exit_threshold)
         if spec.kind == "int8":
             own_weights = target()
             if not isinstance(own_weights, HuggingFaceTarget):

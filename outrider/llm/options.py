@@ -149,6 +149,17 @@ class Speculation:
     shortest: int = 2
     longest: int = 4
     suffix: SuffixOptions = SuffixOptions()
+    exit_threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.exit_threshold is None:
+            return
+        check_between("exit_threshold", self.exit_threshold, 0.0, 1.0)
+        if "early-exit" not in self.drafter:
+            raise InvalidConfig(
+                f"exit_threshold={self.exit_threshold} is for the drafters early-exit:L and "
+                f"early-exit:PATH, not for {self.drafter!r}; leave one out"
+            )
 
     def depth(self, width: int = 1) -> int:
         """Tokens drafted per round at most, and levels of trees of a width."""
@@ -179,7 +190,7 @@ class Speculation:
         if k is not None:
             check_whole("num_speculative_tokens", k, 1)
         suffix = self.suffix.updated(given, drafter)
-        return Speculation(drafter, k, rule, shortest, longest, suffix)
+        return Speculation(drafter, k, rule, shortest, longest, suffix, self.exit_threshold)
 
     def _lookup(self, given: Mapping[str, Any], drafter: str) -> tuple[int, int]:
         """Lengths of the n-grams looked up; one that is not given follows the other."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from outrider.errors import InvalidConfig, UnsupportedModel
 from outrider.models.base import MAX_TREE_NODES, Rows, Target
 from outrider.models.capability import has_experts, is_close, row_errors
+from outrider.models.exit_head import ExitHead, check_exit_fits
 from outrider.models.hf import EXPERT_TRIALS, HuggingFaceTarget
 from outrider.models.layer_gate import LayerGate
 from outrider.models.plan import check_rows
@@ -56,6 +57,14 @@ class _Drafted:
         return row
 
 
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """What comes out of the exit after n wanted rows: logits, and the states behind them."""
+
+    logits_nV: Float[Tensor, "n V"]
+    hidden_nD: Float[Tensor, "n D"]
+
+
 class EarlyExit(Target):
     """A Hugging Face target with an exit behind its first `layers` layers.
 
@@ -67,15 +76,21 @@ class EarlyExit(Target):
     Args:
         target: the model; it may be used without the exit as before.
         layers: how many layers draft, 1 to one less than there are.
+        head: adapts what leaves them; None leaves it as it is.
 
     Raises:
         InvalidConfig: another number of layers.
+        VocabularyMismatch, TargetShapeMismatch: the head of another target.
         UnsupportedModel: a target that is no Hugging Face model with a cache of blocks; a model
             whose first layers and rest are not the whole, by a trial.
     """
 
-    def __init__(self, target: Target, layers: int) -> None:
+    def __init__(self, target: Target, layers: int, head: ExitHead | None = None) -> None:
         self.target = gated_target(target)
+        if head is not None:
+            check_exit_fits(head, self.target)
+            head = head.to(self.target.device, self.target.dtype)
+        self.head = head
         self.gate = LayerGate(self.target)
         whole = isinstance(layers, int) and not isinstance(layers, bool)
         if not whole or not 1 <= layers < self.gate.num_layers:
@@ -143,10 +158,24 @@ class EarlyExit(Target):
         Raises:
             InvalidConfig: rows that were scored are not committed yet; and whatever `score` raises.
         """
+        return self.guess(rows).logits_nV
+
+    def guess(self, rows: Rows) -> Guess:
+        """Stage rows as `draft` does, and return the states too that `confidence` asks for.
+
+        Raises:
+            InvalidConfig: as `draft`.
+        """
         texts = [self._drafted.get(seq, _Drafted()) for seq in rows.seqs]
         for seq, text in zip(rows.seqs, texts, strict=True):
             self._check_due(seq, text)
-        with self.gate.running(0, self.layers, kept=(self.layers - 1,)) as passed:
+        left: list[Tensor] = []
+
+        def leaving(hidden: Tensor) -> Tensor:
+            left.append(hidden if self.head is None else self.head(hidden))
+            return left[0]
+
+        with self.gate.running(0, self.layers, kept=(self.layers - 1,), leaving=leaving) as passed:
             logits = self.target.score(rows)
         known = [len(text.tokens) for text in texts]
         for text, (parents, tokens) in zip(texts, _told(rows, known), strict=True):
@@ -154,7 +183,16 @@ class EarlyExit(Target):
                 text.add(parent, token)
         _hand_out(passed.hidden[0], texts, rows.counts)
         self._drafted.update(zip(rows.seqs, texts, strict=True))
-        return logits
+        states = left[0].flatten(0, -2)
+        wanted = slice(len(rows.tokens_R)) if rows.logits_rows is None else rows.logits_rows
+        return Guess(logits, states[wanted])
+
+    @torch.inference_mode()
+    def confidence(self, guess: Guess) -> Float[Tensor, " n"]:
+        """How likely the guesses stay: by the head, or the likeliest token's own probability."""
+        if self.head is None:
+            return guess.logits_nV.float().softmax(-1).amax(-1)
+        return self.head.confidence_logits(guess.hidden_nD, guess.logits_nV).sigmoid()
 
     def _check_due(self, seq: int, text: _Drafted) -> None:
         if text.places is not None or self.target.num_staged(seq) != len(text.tokens):

@@ -91,7 +91,8 @@ def final_norm(target: HuggingFaceTarget) -> nn.Module:
             left_RD = taps.of(seq)
             entered_RD = entered[0].flatten(0, -2)[: len(left_RD)]
             for name, module in model.get_decoder().named_children():
-                if "norm" in name and torch.allclose(module(left_RD), entered_RD):
+                named = "norm" in name or name.startswith("ln_")
+                if named and torch.allclose(module(left_RD), entered_RD):
                     return module
     finally:
         hook.remove()

@@ -73,19 +73,23 @@ class LayerGate:
         last: int,
         *,
         entering: Tensor | None = None,
+        leaving: Callable[[Tensor], Tensor] | None = None,
         kept: Sequence[int] = (),
     ) -> Iterator[Passed]:
         """Let forwards run layers `first..last-1` alone.
 
         `entering` `[..., r, D]` are the hidden states that layer `first` gets for the forward's
-        first r rows, zeros for those that only pad it; None leaves them the model's own. What the
-        layers `kept` give is noted.
+        first r rows, zeros for those that only pad it; None leaves them the model's own. What
+        leaves layer `last - 1` passes `leaving` on its way to the final norm. What the layers
+        `kept` give is noted.
         """
         passed = Passed()
         forwards: dict[int, Forward] = {}
         for i, layer in enumerate(self._layers):
             if not first <= i < last:
-                forwards[i] = self._handing_on(entering if i == first - 1 else None)
+                forwards[i] = self._handing_on(
+                    entering if i == first - 1 else None, leaving if i == last else None
+                )
             elif i in kept:
                 forwards[i] = self._noting(i, layer.forward, passed)
         with self._exchanged(forwards), self._target.uncompiled():
@@ -113,12 +117,16 @@ class LayerGate:
                 else:
                     vars(self._layers[i])["forward"] = forward
 
-    def _handing_on(self, entering: Tensor | None) -> Forward:
+    def _handing_on(
+        self, entering: Tensor | None, changed: Callable[[Tensor], Tensor] | None
+    ) -> Forward:
         def forward(*args: Any, **kwargs: Any) -> Any:
             hidden: Tensor = args[0] if args else kwargs["hidden_states"]
             if entering is not None:
                 missing = hidden.shape[-2] - entering.shape[-2]
                 hidden = nn.functional.pad(entering, (0, 0, 0, missing))
+            if changed is not None:
+                hidden = changed(hidden)
             return hidden if self._beside is None else (hidden, *[None] * self._beside)
 
         return forward

@@ -6,25 +6,39 @@ Medusa: `config.json` beside `medusa_lm_head.pt` or `.safetensors` (github.com/F
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig
 
 from outrider.errors import InvalidConfig, ModelError, UnsupportedModel
+from outrider.models.eagle import EagleHead
 from outrider.models.eagle1 import FeatureHead
 from outrider.models.head import Head
-from outrider.models.head_files import CONFIG, fill, read_config, read_tensors
+from outrider.models.head_files import CONFIG, WEIGHTS, fill, read_config, read_tensors
 from outrider.models.medusa import MedusaHeads, MedusaShape
-from outrider.models.speculators import EMBEDDINGS, head_of, load_head, rope_of
+from outrider.models.speculators import (
+    EMBEDDINGS,
+    LAYER_KEYS,
+    TAPS,
+    drafted,
+    head_of,
+    load_head,
+    rope_of,
+)
 
 if TYPE_CHECKING:
     from outrider.models.hf import HuggingFaceTarget
 
 _MEDUSA_NAME = re.compile(r"(?:medusa_head\.|heads\.)?(\d+)\.(\d+)\.((?:linear\.)?(?:weight|bias))")
+EAGLE3 = "LlamaForCausalLMEagle3"
+"""The class by which SGLang knows such a head."""
 _LAYERS = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 
 
@@ -55,11 +69,10 @@ def _eagle3(
     tensors: Mapping[str, Tensor],
     target: HuggingFaceTarget,
 ) -> Head:
-    if "eagle_aux_hidden_state_layer_ids" in (config.get("eagle_config") or {}):
+    if TAPS in (config.get("eagle_config") or {}) and TAPS not in config:
         raise UnsupportedModel(
             f"the head in {str(folder)!r} names its layers in eagle_config, where engines count "
-            "them differently; say in eagle_aux_hidden_state_layer_ids behind how many layers it "
-            "reads"
+            f"them differently; say beside it, in {TAPS}, behind how many layers it reads"
         )
     said = {"draft_vocab_size": config.get("vocab_size"), **config}
     own = {re.sub(r"^midlayer\.", "layers.0.", name): t for name, t in tensors.items()}
@@ -136,3 +149,41 @@ def load_medusa(folder: Path, target: HuggingFaceTarget) -> MedusaHeads:
     heads = MedusaHeads(shape)
     fill(heads, own, folder, "Medusa heads")
     return heads.eval()
+
+
+def save_original(head: EagleHead, folder: Path, dtype: torch.dtype) -> None:
+    """Write an EAGLE-3 head as SGLang reads it; whoever loads it takes its target's embeddings."""
+    shape = head.shape
+    layer = shape.layer_config().to_dict()
+    config: dict[str, Any] = {
+        **{key: layer[key] for key in LAYER_KEYS if key in layer},
+        "architectures": [EAGLE3],
+        "draft_vocab_size": shape.draft_vocab_size,
+        TAPS: list(shape.taps),
+        # There a state bears the number, from 0, of the layer that gave it; here, how many ran.
+        "eagle_config": {
+            TAPS: [tap - 1 for tap in shape.taps],
+            "use_aux_hidden_state": True,
+        },
+        "rope_scaling": _scaling(shape.rope),
+        "rope_theta": shape.rope["rope_theta"],
+        "tie_word_embeddings": False,
+        "torch_dtype": str(dtype).removeprefix("torch."),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
+    tensors = {
+        name.replace("layers.0.", "midlayer."): value.detach().to(
+            "cpu", dtype if value.is_floating_point() else value.dtype
+        )
+        for name, value in head.state_dict().items()
+    }
+    tensors["t2d"] = drafted(head)
+    save_file({name: value.contiguous() for name, value in tensors.items()}, folder / WEIGHTS)
+    (folder / WEIGHTS).chmod(0o644)
+
+
+def _scaling(rope: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Rotary scaling where there is some, by its older name."""
+    own = {key: value for key, value in rope.items() if key != "rope_theta"}
+    return None if own.get("rope_type", "default") == "default" else own

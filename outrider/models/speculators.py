@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from outrider.models.hf import HuggingFaceTarget
 
 KIND, VERSION = "eagle3", "0.9.0"
+TAPS = "eagle_aux_hidden_state_layer_ids"
 EMBEDDINGS = "embed_tokens.weight"
 WITHOUT = {"norm_before_fc": False, "fc_norm": False, "norm_output": False}
 """Variations of the layout that are not read, and what says that a head has none of them."""
@@ -62,7 +64,7 @@ def save_head(
         "architectures": ["Eagle3DraftModel"],
         "draft_vocab_size": shape.draft_vocab_size,
         "dtype": str(stored).removeprefix("torch."),
-        "eagle_aux_hidden_state_layer_ids": list(shape.taps),
+        TAPS: list(shape.taps),
         "norm_before_residual": shape.norm_before_residual,
         **WITHOUT,
         "embed_requires_grad": False,
@@ -95,11 +97,15 @@ def save_head(
         name: tensor.detach().to("cpu", stored if tensor.is_floating_point() else tensor.dtype)
         for name, tensor in tensors_of.items()
     }
-    tensors["t2d"] = torch.zeros(shape.vocab_size, dtype=torch.bool).index_fill_(
-        0, head.tokens.cpu(), True
-    )
+    tensors["t2d"] = drafted(head)
     save_file({name: t.contiguous() for name, t in tensors.items()}, folder / WEIGHTS)
     (folder / WEIGHTS).chmod(0o644)
+
+
+def drafted(head: EagleHead) -> Tensor:
+    """Which tokens of the target the head can guess, bool `[V]`."""
+    none = torch.zeros(head.shape.vocab_size, dtype=torch.bool)
+    return none.index_fill_(0, head.tokens.cpu(), True)
 
 
 LAYER_KEYS = (
@@ -145,6 +151,34 @@ def head_of(
     return head.eval()
 
 
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a head's folder says of its making: its target's name and class, and its precision."""
+
+    name: str
+    architecture: str
+    dtype: torch.dtype
+
+
+def made_for(folder: Path) -> Made:
+    """Read for which target a head was made.
+
+    Raises:
+        ModelError: no head, or one that does not say.
+        UnsupportedModel: a kind of head that is not read.
+    """
+    config = _config(folder)
+    said = (config.get("speculators_config") or {}).get("verifier") or {}
+    name, classes = said.get("name_or_path"), said.get("architectures") or []
+    dtype = getattr(torch, str(config.get("dtype") or config.get("torch_dtype")), None)
+    if not name or not classes or not isinstance(dtype, torch.dtype):
+        raise ModelError(
+            f"the head in {str(folder)!r} does not say for which target and in which precision it "
+            f"was made; its {CONFIG} lacks verifier or dtype"
+        )
+    return Made(str(name), str(classes[0]), dtype)
+
+
 def check_verifier(folder: Path, target: HuggingFaceTarget) -> None:
     """Refuse a head that was made for a model of another class.
 
@@ -175,7 +209,7 @@ def _shape(folder: Path, config: Mapping[str, Any], target: HuggingFaceTarget | 
     layer = config.get("transformer_layer_config", {})
     try:
         width, heads = int(layer["hidden_size"]), int(layer["num_attention_heads"])
-        taps = config.get("eagle_aux_hidden_state_layer_ids") or _usual_taps(folder, target)
+        taps = config.get(TAPS) or _usual_taps(folder, target)
         others = {
             "target_hidden_size": config.get("target_hidden_size") in (None, width),
             "num_hidden_layers": layer.get("num_hidden_layers", 1) == 1,

@@ -18,6 +18,7 @@ from outrider.train.lm import held_out_perplexity
 from outrider.train.recipe import Recipe
 from outrider.train.schedule import context_at
 from outrider.train.stream import TokenStream
+from outrider.train.together import ALONE, Together
 from outrider.train.writing import continue_rows
 
 
@@ -60,14 +61,14 @@ class Distillation:
         """Go on from another object's `state`."""
         self._pools = dict(state)
 
-    def backward(self, model: Any, step: int) -> float:
+    def backward(self, model: Any, step: int, together: Together = ALONE) -> float:
         """Add one step's gradients; the loss returned is the total variation: 1 - acceptance."""
         if step % self._distil.refresh_steps == 0:
             self._renew_pools(model, step)
         batches = self._batches(step)
         total = sum(tokens_BT.numel() for tokens_BT in batches)
         variation = 0.0
-        for tokens_BT in batches:
+        for _, tokens_BT in together.share(batches):
             share = tokens_BT.numel() / total
             device = model.lm_head.weight.device
             with forward.mixed(self._recipe.train, device):
@@ -138,11 +139,7 @@ class Distillation:
 def distances(target: Any, draft: Any, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
     """Mean forward divergence in nats and mean total variation between next-token laws."""
     with torch.no_grad():
-        p_RV = (
-            forward.logits(target, forward.hidden_states(target, tokens_BT)[0])
-            .flatten(0, 1)
-            .softmax(-1)
-        )
+        p_RV = forward.laws(target, tokens_BT).flatten(0, 1)
     log_q_RV = (
         forward.logits(draft, forward.hidden_states(draft, tokens_BT)[0])
         .flatten(0, 1)

@@ -1,4 +1,4 @@
-"""What heads learn: their target's laws, also from features that are their own.
+"""What heads that read themselves learn: their target's laws, also from their own features.
 
 Training-time test (Li et al. 2025, arXiv 2503.01840): row i is read several times, each time one
 token further and from the head's last feature in place of the target's, and sees the true features
@@ -12,148 +12,32 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from outrider.drafters.eagle import EagleDrafter
-from outrider.drafters.none import NoDrafter
-from outrider.engine import Emitter, Engine, Requests
+from outrider.drafters import Drafter, EagleDrafter
 from outrider.models.attention_op import Options
-from outrider.models.base import Rows
 from outrider.models.eagle import EagleHead, EagleShape
 from outrider.models.head import Head, TargetParts
 from outrider.models.hf import HuggingFaceTarget
 from outrider.train.chance import generator
+from outrider.train.head import HeadObjective
+from outrider.train.losses import block_shortfall, distance
 from outrider.train.recipe import EagleRecipe, HeadRecipe, UnrolledRecipe
-from outrider.train.stream import TokenStream
-from outrider.types import Completion, Request, SamplingParams
-
-PROMPTS, NEW_TOKENS, DEPTH = 8, 48, 4
-"""Held-out prompts that are drafted for, tokens made of each, and how far ahead."""
 
 
-class TrainingTimeTest:
-    """A head's loss on text and on its target's own continuations of it."""
+class TrainingTimeTest(HeadObjective):
+    """The loss of a head like EAGLE-3's, from the second step on behind its own features."""
 
-    figure = "held-out accepted length"
-
-    def __init__(
-        self,
-        recipe: HeadRecipe,
-        target: HuggingFaceTarget,
-        train: Sequence[Sequence[int]],
-        held_out: Sequence[Sequence[int]],
-        end_id: int,
-    ) -> None:
-        self._recipe, self._target = recipe, target
-        self._stream = TokenStream(train, end_id, recipe.seed)
-        self._held_out = TokenStream(held_out, end_id, recipe.seed)
-        self._written = torch.empty(0, recipe.train.context, dtype=torch.int32)
-
-    def state(self) -> dict[str, Tensor]:
-        """What the target wrote: other machines would not write it again."""
-        return {"written": self._written}
-
-    def restore(self, state: dict[str, Tensor]) -> None:
-        """Go on from another object's `state`."""
-        self._written = state["written"]
-
-    def backward(self, model: Head, step: int) -> float:
-        """Add one step's gradients and return its loss."""
-        run, head = self._recipe.train, self._recipe.head
-        if head.written_share and not len(self._written):
-            self._write()
-        tokens_BT = self._rows(step)
-        total = 0.0
-        for micro_BT in tokens_BT.split(max(1, run.micro_tokens // run.context)):
-            loss = self._loss(model, micro_BT)
-            share = len(micro_BT) / len(tokens_BT)
-            (share * loss).backward()
-            total += share * loss.item()
-        return total
-
-    def rehearse(self, model: Head) -> int:
-        """One micro-batch of text, gradients included; how many tokens it had."""
-        run = self._recipe.train
-        count = max(1, min(run.micro_tokens, run.batch_tokens) // run.context)
-        tokens_BT = self._stream.rows(0, count * run.context, run.context)[0]
-        self._loss(model, tokens_BT).backward()
-        return tokens_BT.numel()
-
-    def _loss(self, model: Head, tokens_BT: Tensor) -> Tensor:
-        features_BTF, logits_BTM = self._read(tokens_BT, model)
+    def loss(self, model: Head, tokens_BT: Tensor) -> Tensor:
+        """The loss on rows of text."""
+        recipe = self._recipe.head
+        assert isinstance(recipe, UnrolledRecipe)
+        features_BTF, logits_BTM = self._read(tokens_BT, model.taps, model.tokens)
         tokens_BT = tokens_BT.to(features_BTF.device)
-        return unrolled_loss(model, self._recipe.head, tokens_BT, features_BTF, logits_BTM)
+        return unrolled_loss(model, recipe, tokens_BT, features_BTF, logits_BTM)
 
-    def held_out(self, model: Head) -> float:
-        """Mean accepted length of greedy chains of DEPTH drafted tokens after held-out prompts."""
-        drafter = EagleDrafter(model.copied())
-        size = self._recipe.head.prompt_tokens
-        room = max(1, self._held_out.epoch_tokens - size)
-        starts = [i * room // PROMPTS for i in range(PROMPTS)]
-        prompts = [self._held_out.read(start, size).tolist() for start in starts]
-        params = [SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0)] * PROMPTS
-        engine = Engine(self._target, drafter, Emitter(None))
-        _complete(engine, prompts, params)
-        return engine.metrics.mean_acceptance_length
-
-    def _rows(self, step: int) -> Tensor:
-        """The step's rows `[B, T]`: the target's own, and the text's."""
-        run = self._recipe.train
-        count = run.batch_tokens // run.context
-        own = round(self._recipe.head.written_share * count)
-        draw = generator(self._recipe.seed, "rows", step)
-        which = torch.randint(max(1, len(self._written)), (own,), generator=draw)
-        rows = [self._written[which].long()] if own else []
-        if own < count:
-            rows.append(self._stream.rows(step, (count - own) * run.context, run.context)[0])
-        return torch.cat(rows)
-
-    def _read(self, tokens_BT: Tensor, model: Head) -> tuple[Tensor, Tensor]:
-        """The target's features and its logits over the tokens to guess, row by row."""
-        size, target = tokens_BT.shape[1], self._target
-        seqs = [target.open(size) for _ in tokens_BT]
-        try:
-            with target.tapping(model.taps) as taps:
-                rows = Rows(tuple(seqs), (size,) * len(seqs), tokens_BT.flatten())
-                logits_RM = target.score(rows)
-            if model.tokens is not None:
-                logits_RM = logits_RM[:, model.tokens]
-            features = [taps.of(seq) for seq in seqs]
-        finally:
-            for seq in seqs:
-                target.close(seq)
-        # Copies: what is made in inference mode cannot be differentiated through.
-        return torch.stack(features).clone(), logits_RM.view(*tokens_BT.shape, -1).clone()
-
-    def _write(self) -> None:
-        """Lets the target continue stretches of the text, greedily and at temperature 1."""
-        run, head, seed = self._recipe.train, self._recipe.head, self._recipe.seed
-        draw = generator(seed, "written")
-        starts = torch.randint(self._stream.epoch_tokens, (head.written_rows,), generator=draw)
-        prompts = [
-            self._stream.read(start, head.prompt_tokens).tolist() for start in starts.tolist()
-        ]
-        greedy = torch.rand(head.written_rows, generator=draw) < head.greedy_share
-        params = [
-            SamplingParams(
-                max_tokens=run.context - head.prompt_tokens,
-                temperature=0.0 if likeliest else 1.0,
-                seed=seed + i,
-            )
-            for i, likeliest in enumerate(greedy.tolist())
-        ]
-        done = _complete(Engine(self._target, NoDrafter(), Emitter(None)), prompts, params)
-        rows = [[*p, *d.token_ids] for p, d in zip(prompts, done, strict=True)]
-        self._written = torch.tensor(rows, dtype=torch.int32)
-
-
-def _complete(
-    engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
-) -> list[Completion]:
-    """One continuation of each prompt."""
-    requests = Requests(engine, depth=DEPTH, end_tokens=frozenset())
-    pairs = zip(prompts, params, strict=True)
-    return requests.complete([Request(tuple(p), sampling) for p, sampling in pairs])
+    def drafter(self, model: Head) -> Drafter:
+        """A drafter of a copy of the head."""
+        return EagleDrafter(model.copied())
 
 
 def unrolled_loss(
@@ -163,7 +47,10 @@ def unrolled_loss(
     features_BTF: Tensor,
     logits_BTM: Tensor,
 ) -> Tensor:
-    """The weighted mean of the losses of all steps, in nats (total variation: a probability)."""
+    """The weighted mean of the losses of all steps, in nats (total variation: a probability).
+
+    `block` is the number of tokens refused of all steps as one chain.
+    """
     steps = recipe.steps
     # The last row's last step reads the last token but one, of which the next is known.
     rows = tokens_BT.shape[1] - steps - 1
@@ -175,6 +62,7 @@ def unrolled_loss(
     kept = every if head.tokens is None else head.tokens
     drafted = torch.full_like(every, -100)
     drafted[kept] = every[: len(kept)]
+    chain: list[tuple[Tensor, Tensor, Tensor]] = []
     for step in range(steps):
         first, last = 1 + step, 1 + step + rows
         h_BND = head.step(tokens_BT[:, first:last], h_BND, position_1N + step, lines.attend)
@@ -184,24 +72,11 @@ def unrolled_loss(
         own = recipe.step_decay**step
         weight += own
         next_R = drafted[followed_BN].flatten()
+        if recipe.loss == "block":
+            chain.append((target_RM.log_softmax(-1), log_q_RM, next_R))
+            continue
         loss = loss + own * distance(recipe.loss, target_RM, log_q_RM, next_R)
-    return loss / weight
-
-
-def distance(loss: str, target_RM: Tensor, log_q_RM: Tensor, next_R: Tensor) -> Tensor:
-    """Mean distance of the head's laws from the target's over the draft vocabulary.
-
-    `next_R` are the text's own next tokens as draft ids, -100 where they are none.
-    """
-    if loss == "ce":
-        lost = F.nll_loss(log_q_RM, next_R, ignore_index=-100, reduction="sum")
-        return lost / (next_R >= 0).sum().clamp(min=1)
-    log_p_RM = target_RM.log_softmax(-1)
-    if loss == "kl":
-        return F.kl_div(log_q_RM, log_p_RM, reduction="batchmean", log_target=True)
-    if loss == "reverse-kl":
-        return F.kl_div(log_p_RM, log_q_RM, reduction="batchmean", log_target=True)
-    return (log_p_RM.exp() - log_q_RM.exp()).clamp(min=0).sum(-1).mean()
+    return block_shortfall(*zip(*chain, strict=True)) if chain else loss / weight
 
 
 class Lines:
@@ -287,6 +162,5 @@ def new_head(recipe: HeadRecipe, target: HuggingFaceTarget, tokens: Tensor) -> E
                 parameter.normal_(0.0, parameter.size(1) ** -0.5, generator=draw)
         output: Any = target.model.get_output_embeddings()
         head.lm_head.weight.copy_(output.weight[tokens])
-    target.model.requires_grad_(False)
     head.borrow(TargetParts.of(target, norm=False))
     return head

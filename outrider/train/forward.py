@@ -49,6 +49,13 @@ def logits(model: nn.Module, h_BTD: Tensor) -> Tensor:
     return whole.lm_head(whole.model.norm(h_BTD)).float()
 
 
+def laws(model: Any, tokens_BT: Tensor) -> Tensor:
+    """Next-token laws `[B, T, V]` of any causal language model."""
+    if model.config.model_type == "llama":
+        return logits(model, hidden_states(model, tokens_BT)[0]).softmax(-1)
+    return model(tokens_BT, use_cache=False).logits.float().softmax(-1)
+
+
 def dropout_probabilities(layers: int, largest: float) -> list[float]:
     """Each layer's chance to be left out, from 0 to `largest` with depth (LayerSkip, eq. 2)."""
     return [largest * (2 ** (i / max(1, layers - 1)) - 1) for i in range(layers)]

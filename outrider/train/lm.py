@@ -13,6 +13,7 @@ from outrider.train.chance import generator
 from outrider.train.recipe import Recipe
 from outrider.train.schedule import context_at, depth_at
 from outrider.train.stream import TokenStream
+from outrider.train.together import ALONE, Together
 
 PERPLEXITY_TOKENS = 16_384
 
@@ -33,7 +34,7 @@ class LanguageModelling:
         self._stream = TokenStream(train, end_id, recipe.seed)
         self._held_out = TokenStream(held_out, end_id, recipe.seed)
 
-    def backward(self, model: Any, step: int) -> float:
+    def backward(self, model: Any, step: int, together: Together = ALONE) -> float:
         """Add one step's gradients; the loss returned is that without the early exit."""
         run = self._recipe.train
         context = context_at(step, run)
@@ -46,6 +47,7 @@ class LanguageModelling:
         draw = generator(self._recipe.seed, "layers", step)
         depth = depth_at(step, run, layers)
         total = 0.0
+        own = {i for i, _ in together.share([x_BT for x_BT, _ in micro])}
         for i, (x_BT, y_BT) in enumerate(micro):
             skipped = [
                 u < p
@@ -55,6 +57,8 @@ class LanguageModelling:
             # One exit, in one micro-batch of the step: a head over every exit would cost more than
             # the layers.
             exit_layer = int(torch.randint(1, layers, (), generator=draw)) if layers > 1 else 1
+            if i not in own:
+                continue
             with_exit = i == 0 and run.exit_weight > 0 and depth == layers > 1
             with forward.mixed(run, device):
                 h_BTD, early_BTD = forward.hidden_states(

@@ -17,6 +17,7 @@ from outrider.train.optimise import Optimisers
 from outrider.train.recipe import HeadRecipe, Recipe
 from outrider.train.schedule import rate_factor
 from outrider.train.state import check_resumable, fingerprint, load_state, save_state
+from outrider.train.together import ALONE, Together
 
 CHECKPOINT_S = 120.0
 EVALUATE_STEPS = 100
@@ -43,8 +44,8 @@ class Objective(Protocol):
 
     figure: str
 
-    def backward(self, model: Any, step: int) -> float:
-        """Add the step's gradients to the model and return its loss."""
+    def backward(self, model: Any, step: int, together: Together = ALONE) -> float:
+        """Add the gradients of a process's share of the step to the model; its part of the loss."""
         ...
 
     def held_out(self, model: Any) -> float:
@@ -81,10 +82,12 @@ def train(
     resume: bool = True,
     max_minutes: float | None = None,
     progress: ProgressCallback | None = None,
+    together: Together = ALONE,
 ) -> Outcome:
     """Run the recipe's steps on `model` in place, with a state file in `folder`.
 
     `inputs` are hashes of what the run reads besides its recipe: a resumed run must find the same.
+    Of several processes the leading one evaluates, saves and reports.
     """
     torch.set_num_threads(recipe.train.threads)
     optimisers = Optimisers(model, recipe.train)
@@ -104,6 +107,8 @@ def train(
         return before_s + time.monotonic() - started
 
     def save() -> None:
+        if not together.leads:
+            return
         save_state(
             folder,
             {
@@ -120,19 +125,21 @@ def train(
         )
 
     model.train()
+    device = next(model.parameters()).device
     while step < run.steps:
-        if max_minutes is not None and time.monotonic() - started > 60 * max_minutes:
+        over = max_minutes is not None and time.monotonic() - started > 60 * max_minutes
+        if together.agreed(over, device):
             break
         step_started = time.monotonic()
-        loss = objective.backward(model, step)
+        loss = together.summed(model, objective.backward(model, step, together))
         optimisers.step(rate_factor(step, run))
         step += 1
         rate_tok_s = run.batch_tokens / (time.monotonic() - step_started)
         history.append((step, loss))
         held_out = None
-        if step % EVALUATE_STEPS == 0 or step == run.steps:
+        if together.leads and (step % EVALUATE_STEPS == 0 or step == run.steps):
             held_out = objective.held_out(model)
-        if progress is not None:
+        if progress is not None and together.leads:
             at = Progress(step, run.steps, loss, held_out, rate_tok_s, elapsed(), objective.figure)
             progress(at)
         if time.monotonic() - saved > CHECKPOINT_S:

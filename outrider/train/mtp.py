@@ -15,11 +15,12 @@ from outrider.models.head import TargetParts
 from outrider.models.hf import HuggingFaceTarget
 from outrider.models.mtp import MtpHead, module_of
 from outrider.train.chance import generator
-from outrider.train.recipe import HeadRecipe
+from outrider.train.recipe import HeadRecipe, MtpRecipe
 
 
 def layer_options(recipe: HeadRecipe) -> dict[str, Any]:
     """In what the module's layer differs from the target's."""
+    assert isinstance(recipe.head, MtpRecipe)
     size = recipe.head.ffn_size
     return {"intermediate_size": size} if size else {}
 
@@ -45,7 +46,6 @@ def new_module(recipe: HeadRecipe, target: HuggingFaceTarget) -> MtpHead:
                 parameter.zero_()
             else:
                 parameter.normal_(0.0, parameter.size(1) ** -0.5, generator=draw)
-    target.model.requires_grad_(False)
     head = MtpHead([module], target)
     head.borrow(_differentiable(target))
     return head

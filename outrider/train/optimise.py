@@ -16,14 +16,16 @@ class Optimisers:
         matrices: list[Tensor] = []
         embeddings: list[Tensor] = []
         vectors: list[Tensor] = []
-        tied = model.config.tie_word_embeddings
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad:
                 continue
-            if parameter.dim() < 2 or "lm_head" in name or (tied and "embed" in name):
+            embeds = "embed" in name
+            tied = embeds and model.config.tie_word_embeddings
+            # A matrix of one row is a vector.
+            if parameter.dim() < 2 or len(parameter) == 1 or "lm_head" in name or tied:
                 vectors.append(parameter)
             else:
-                (embeddings if "embed" in name else matrices).append(parameter)
+                (embeddings if embeds else matrices).append(parameter)
         muon = Muon(
             matrices,
             recipe.matrix_rate,

@@ -10,9 +10,9 @@ from typing import ClassVar
 from outrider.errors import InvalidConfig
 
 PRECISIONS = ("float32", "bfloat16")
-LOSSES = ("ce", "kl", "reverse-kl", "tv")
+LOSSES = ("ce", "kl", "reverse-kl", "tv", "block")
 """Losses of a head: cross entropy of the text's own tokens, forward and reverse divergence from the
-target's law, and total variation from it."""
+target's law, total variation from it, and what block verification refuses of a chain."""
 PRECISIONS_SAID = " or ".join(PRECISIONS)
 
 
@@ -193,38 +193,57 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class UnrolledRecipe:
-    """How a head learns its target's laws from the target's hidden states.
+class LearnedRecipe:
+    """How a head of any kind learns its target's laws from the target's hidden states.
 
-    `ffn_size` 0 is the target's. A step reads the head `steps` times, from the second on its own
-    features (training-time test), each time weighted `step_decay` less. `loss` is one of LOSSES,
-    taken over the tokens that the head can guess.
+    `loss` is one of LOSSES, taken over the tokens that the head can guess; `block` takes `steps`
+    tokens in a row as one chain.
 
     `written_share` of the rows are the target's own continuations of `prompt_tokens` tokens of the
     text, `written_rows` in all, `greedy_share` of them greedy.
     """
 
-    ffn_size: int = 0
     steps: int = 3
-    step_decay: float = 0.8
     loss: str = "kl"
     written_share: float = 0.0
     written_rows: int = 512
     prompt_tokens: int = 64
     greedy_share: float = 0.5
+    kind: ClassVar[str]
     section: ClassVar[str]
 
     def __post_init__(self) -> None:
-        section = self.section
-        _require(self.loss in LOSSES, f"{section}.loss", self.loss, f"one of {', '.join(LOSSES)}")
+        losses = f"one of {', '.join(LOSSES)}"
+        _require(self.loss in LOSSES, f"{self.section}.loss", self.loss, losses)
         for name in ("steps", "written_rows", "prompt_tokens"):
-            number: int = getattr(self, name)
-            _require(number >= 1, f"{section}.{name}", number, "at least 1")
-        size = self.ffn_size
-        _require(size >= 0, f"{section}.ffn_size", size, "0 (the target's) or more")
-        for name in ("step_decay", "written_share", "greedy_share"):
-            value: float = getattr(self, name)
-            _require(0.0 <= value <= 1.0, f"{section}.{name}", value, "between 0 and 1")
+            self._require_least(name, 1)
+        for name in ("written_share", "greedy_share"):
+            self._require_share(name)
+
+    def _require_least(self, name: str, least: float) -> None:
+        value: float = getattr(self, name)
+        _require(value >= least, f"{self.section}.{name}", value, f"at least {least}")
+
+    def _require_share(self, name: str) -> None:
+        value: float = getattr(self, name)
+        _require(0.0 <= value <= 1.0, f"{self.section}.{name}", value, "between 0 and 1")
+
+
+@dataclass(frozen=True, slots=True)
+class UnrolledRecipe(LearnedRecipe):
+    """How a head learns that goes on from its own features.
+
+    A step reads the head `steps` times, from the second on its own features (training-time test),
+    each time weighted `step_decay` less, but by `block`. `ffn_size` 0 is the target's.
+    """
+
+    ffn_size: int = 0
+    step_decay: float = 0.8
+
+    def __post_init__(self) -> None:
+        LearnedRecipe.__post_init__(self)
+        self._require_least("ffn_size", 0)
+        self._require_share("step_decay")
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,26 +256,53 @@ class EagleRecipe(UnrolledRecipe):
 
     taps: tuple[int, ...] = ()
     draft_vocab: int = 32000
+    kind: ClassVar[str] = "eagle3"
     section: ClassVar[str] = "eagle"
 
     def __post_init__(self) -> None:
         UnrolledRecipe.__post_init__(self)
-        _require(self.draft_vocab >= 1, "eagle.draft_vocab", self.draft_vocab, "at least 1")
+        self._require_least("draft_vocab", 1)
 
 
 @dataclass(frozen=True, slots=True)
 class MtpRecipe(UnrolledRecipe):
     """How one MTP module learns: a layer of the target's class, but for `ffn_size`."""
 
+    kind: ClassVar[str] = "mtp"
     section: ClassVar[str] = "mtp"
+
+
+@dataclass(frozen=True, slots=True)
+class ExitRecipe(LearnedRecipe):
+    """How an early-exit head learns, from the states behind the first `layers`.
+
+    `layers` 0 is a third of the target's. `rank` is the adapter's width. The confidence's cross
+    entropy is added `confidence_weight` times. `exit_threshold` is written beside the head:
+    drafting stops where the confidence is below.
+    """
+
+    steps: int = 4
+    layers: int = 0
+    rank: int = 256
+    confidence_weight: float = 0.5
+    exit_threshold: float = 0.3
+    kind: ClassVar[str] = "early-exit"
+    section: ClassVar[str] = "exit"
+
+    def __post_init__(self) -> None:
+        LearnedRecipe.__post_init__(self)
+        self._require_least("layers", 0)
+        self._require_least("rank", 1)
+        self._require_least("confidence_weight", 0)
+        self._require_share("exit_threshold")
 
 
 @dataclass(frozen=True, slots=True)
 class HeadRecipe:
     """A whole run of a head: what it learns from its target, and from which text.
 
-    With `mtp` it is an MTP module, else an EAGLE-3 head. Without a `corpus` the text is given with
-    the run.
+    It is an EAGLE-3 head, with `mtp` an MTP module, with `exit` an early-exit head. Without a
+    `corpus` the text is given with the run.
     """
 
     name: str
@@ -265,11 +311,13 @@ class HeadRecipe:
     eagle: EagleRecipe = field(default_factory=EagleRecipe)
     corpus: CorpusRecipe | None = None
     mtp: MtpRecipe | None = None
+    exit: ExitRecipe | None = None
 
     def __post_init__(self) -> None:
         run, head = self.train, self.head
-        plain_eagle = self.mtp is None or self.eagle == EagleRecipe()
-        _require(plain_eagle, "recipe", "of two heads", "[eagle] or [mtp]")
+        others = [part for part in (self.mtp, self.exit) if part is not None]
+        heads = len(others) + (self.eagle != EagleRecipe())
+        _require(heads <= 1, "recipe", "of several heads", "[eagle], [mtp] or [exit]")
         _require(run.context == run.long_context, "train.long_context", run.long_context, "context")
         least = max(head.steps + 1, head.prompt_tokens + 1)
         _require(run.context > least, "train.context", run.context, f"more than {least}")
@@ -281,14 +329,9 @@ class HeadRecipe:
             _require(value == plain[name], f"train.{name}", value, wanted)
 
     @property
-    def head(self) -> EagleRecipe | MtpRecipe:
-        """What is learnt."""
-        return self.eagle if self.mtp is None else self.mtp
-
-    @property
-    def kind(self) -> str:
-        """What `outrider train` calls it."""
-        return "eagle3" if self.mtp is None else "mtp"
+    def head(self) -> EagleRecipe | MtpRecipe | ExitRecipe:
+        """What is learned."""
+        return self.mtp or self.exit or self.eagle
 
 
 def _require(holds: bool, name: str, value: object, expected: str) -> None:

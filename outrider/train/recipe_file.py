@@ -12,6 +12,7 @@ from outrider.train.recipe import (
     CorpusRecipe,
     DistilRecipe,
     EagleRecipe,
+    ExitRecipe,
     HeadRecipe,
     ModelRecipe,
     MtpRecipe,
@@ -30,6 +31,7 @@ SECTIONS: Mapping[str, type[Any]] = {
     "distil": DistilRecipe,
     "eagle": EagleRecipe,
     "mtp": MtpRecipe,
+    "exit": ExitRecipe,
 }
 
 

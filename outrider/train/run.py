@@ -13,12 +13,14 @@ from outrider.models.device import pick_device
 from outrider.models.tokenizer import END_OF_TEXT_ID
 from outrider.train.bigram import start_from_bigrams
 from outrider.train.distil import Distillation
+from outrider.train.journal import journal_of
 from outrider.train.lm import LanguageModelling
 from outrider.train.loop import Objective, Outcome, ProgressCallback, train
 from outrider.train.prepare import TOKENIZER_FILE, Prepared, build_model, prepare, sha256_of
 from outrider.train.recipe import DistilRecipe, Recipe
 from outrider.train.recipe_file import load_recipe
 from outrider.train.state import STATE_FILE
+from outrider.train.together import joined
 
 STATE_FOLDER = "training"
 TOKENIZER_FILES = (TOKENIZER_FILE, "tokenizer_config.json")
@@ -51,7 +53,8 @@ def run_recipe(
     """Train what the recipe describes and write a checkpoint folder to `out`.
 
     `device` is what torch calls it; `auto` is the GPU where there is one, else the CPU.
-    The state of the run lives in `out/training` and is resumed from there unless `resume` is False.
+    The state of the run lives in `out/training`, beside a line of JSON for each step and their
+    picture, and is resumed from there unless `resume` is False.
     When `max_minutes` are over first, the state is saved and nothing else is written.
 
     Raises:
@@ -66,29 +69,34 @@ def run_recipe(
     resumed = resume and (folder / STATE_FOLDER / STATE_FILE).is_file()
     target = None if recipe.distil is None else _target_folder(folder, recipe.distil)
     # The folder's own tokenizer is another run's unless that run is resumed.
-    prepared = prepare(
-        recipe,
-        folder,
-        path.parent / recipe.corpus.manifest,
-        speaks=target or (folder if resumed else None),
-    )
+    together = joined()
+    with together.leading():
+        prepared = prepare(
+            recipe,
+            folder,
+            path.parent / recipe.corpus.manifest,
+            speaks=target or (folder if resumed else None),
+        )
     inputs = dict(prepared.inputs)
     if target is not None:
         inputs["target"] = sha256_of(target / "config.json", *sorted(target.glob("*.safetensors")))
     model = build_model(recipe, prepared.tokenizer.get_vocab_size())
     objective = _objective(recipe, prepared, model, folder, place)
     model.to(place)
-    outcome = train(
-        model,
-        objective,
-        recipe,
-        folder / STATE_FOLDER,
-        inputs=inputs,
-        resume=resume,
-        max_minutes=max_minutes,
-        progress=progress,
-    )
-    if outcome.finished:
+    state = folder / STATE_FOLDER
+    with journal_of(state, resume, together) as journal:
+        outcome = train(
+            model,
+            objective,
+            recipe,
+            state,
+            inputs=inputs,
+            resume=resume,
+            max_minutes=max_minutes,
+            progress=journal.noting(progress),
+            together=together,
+        )
+    if outcome.finished and together.leads:
         if target is not None:
             for name in TOKENIZER_FILES:
                 shutil.copyfile(target / name, folder / name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import time
 from collections.abc import Sequence
@@ -16,31 +15,38 @@ from outrider.errors import InvalidConfig, UnsupportedModel
 from outrider.models.bundled import bundled_path
 from outrider.models.device import pick_device
 from outrider.models.eagle import EagleHead
-from outrider.models.head import Head
+from outrider.models.exit_head import ExitHead, save_exit_head
+from outrider.models.head import TargetHead
 from outrider.models.hf import HuggingFaceTarget, model_folder
 from outrider.models.mtp import MtpHead
 from outrider.models.mtp_files import save_mtp
 from outrider.models.speculators import save_head
 from outrider.models.text import TextTokenizer
-from outrider.train.corpus import load_corpus
 from outrider.train.eagle import TrainingTimeTest, draft_tokens, new_head
-from outrider.train.loop import Outcome, Progress, ProgressCallback, train
+from outrider.train.exit import ExitTraining, new_exit_head
+from outrider.train.head import HeadObjective
+from outrider.train.journal import journal_of
+from outrider.train.loop import Outcome, ProgressCallback, train
 from outrider.train.mtp import layer_options, new_module
 from outrider.train.prepare import sha256_of
-from outrider.train.recipe import EagleRecipe, HeadRecipe, MtpRecipe, TrainRecipe
+from outrider.train.recipe import EagleRecipe, ExitRecipe, HeadRecipe, MtpRecipe, TrainRecipe
 from outrider.train.recipe_file import load_head_recipe
 from outrider.train.run import STATE_FOLDER, recipe_path
-from outrider.train.texts import Texts, read_texts
+from outrider.train.sources import texts_of
+from outrider.train.texts import Texts
+from outrider.train.together import joined
 
-LOG = "log.jsonl"
-PLAIN = HeadRecipe(
+_PLAIN = HeadRecipe(
     "head",
     20251,
     TrainRecipe(2_048_000, context=256, long_context=256, vector_rate=1e-3),
-    EagleRecipe(),
 )
-PLAIN_MTP = replace(PLAIN, name="mtp", mtp=MtpRecipe())
-"""What is trained where no recipe is named."""
+PLAIN = {
+    EagleRecipe.kind: _PLAIN,
+    MtpRecipe.kind: replace(_PLAIN, mtp=MtpRecipe()),
+    ExitRecipe.kind: replace(_PLAIN, exit=ExitRecipe()),
+}
+"""What is trained where no recipe is named, by the kind of head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +55,8 @@ class HeadRun:
 
     recipe: HeadRecipe
     target: HuggingFaceTarget
-    objective: TrainingTimeTest
-    head: Head
+    objective: HeadObjective
+    head: TargetHead
     inputs: dict[str, str]
     name: str
 
@@ -74,31 +80,31 @@ class Plan:
 
 
 def head_recipe(
+    kind: str,
     path_or_name: str | None = None,
     *,
-    kind: str = "eagle3",
     tokens: int | None = None,
     loss: str | None = None,
 ) -> tuple[HeadRecipe, Path | None]:
     """A head's recipe and where the manifest of its corpus lies; a plain one where none is named.
 
-    `kind` is that of the head, `eagle3` or `mtp`. `tokens` and `loss` go before what it says.
+    `kind` is one of PLAIN. `tokens` and `loss` go before what the recipe says.
 
     Raises:
-        InvalidConfig: a recipe that cannot be meant, or is one of another kind of head.
+        InvalidConfig: a recipe that cannot be meant, or of another kind of head.
     """
     manifest = None
     if path_or_name is None:
-        recipe = PLAIN_MTP if kind == "mtp" else PLAIN
+        recipe = PLAIN[kind]
     else:
         path = recipe_path(path_or_name)
         recipe = load_head_recipe(path)
         if recipe.corpus is not None:
             manifest = path.parent / recipe.corpus.manifest
-    if recipe.kind != kind:
+    if recipe.head.kind != kind:
         raise InvalidConfig(
-            f"the recipe {str(path_or_name)!r} is of kind {recipe.kind}, and {kind} is asked for; "
-            f"run `outrider train {recipe.kind}`"
+            f"the recipe {path_or_name!r} is of a head of kind {recipe.head.kind}, and {kind} is "
+            f"asked for; run `outrider train {recipe.head.kind}` with it"
         )
     if tokens is not None:
         recipe = replace(recipe, train=replace(recipe.train, tokens=tokens))
@@ -141,9 +147,10 @@ def prepare_head(
         UnsupportedModel: a target without hidden states to be had.
     """
     torch.set_num_threads(recipe.train.threads)
+    joined()
     folder = bundled_path("target") if str(target) == "bundled" else model_folder(Path(target))
     tokenizer = TextTokenizer(folder)
-    texts = _texts(recipe, text, manifest, tokenizer)
+    texts = texts_of(text, recipe.corpus, manifest, tokenizer)
     loaded = HuggingFaceTarget.load(folder, device=str(pick_device(device)), share_prefixes=False)
     if not isinstance(loaded, HuggingFaceTarget):
         raise UnsupportedModel(
@@ -151,36 +158,23 @@ def prepare_head(
             "models with a cache of keys and values alone; train a draft model for it"
         )
     ends = sorted(tokenizer.end_tokens())
-    objective = TrainingTimeTest(
-        recipe, loaded, texts.train, texts.held_out, ends[0] if ends else 0
-    )
     weights = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
     inputs = {"target": sha256_of(folder / "config.json", *weights), "text": texts.sha256}
-    if recipe.mtp is None:
-        tokens = draft_tokens(texts.train, loaded.vocab_size, recipe.eagle.draft_vocab)
-        head: Head = new_head(recipe, loaded, tokens)
-    else:
-        head = new_module(recipe, loaded)
-    head = head.to(loaded.device)
-    return HeadRun(recipe, loaded, objective, head, inputs, str(target))
+    objective, head = _begun(recipe, loaded, texts, ends[0] if ends else 0)
+    return HeadRun(recipe, loaded, objective, head.to(loaded.device), inputs, str(target))
 
 
-def _texts(
-    recipe: HeadRecipe,
-    text: Sequence[str | Path],
-    manifest: Path | None,
-    tokenizer: TextTokenizer,
-) -> Texts:
-    if text:
-        return read_texts(text, tokenizer)
-    if recipe.corpus is None or manifest is None:
-        raise InvalidConfig("no text to train on; give files, folders or JSONL with --text")
-    corpus = load_corpus(recipe.corpus, manifest)
-    train, held_out = (
-        tuple(tuple(tokenizer.encode(document.text)) for document in documents)
-        for documents in (corpus.train, corpus.held_out)
-    )
-    return Texts(train, held_out, sha256_of(manifest))
+def _begun(
+    recipe: HeadRecipe, target: HuggingFaceTarget, texts: Texts, end_id: int
+) -> tuple[HeadObjective, TargetHead]:
+    """What is minimised, and the head as it is before the first step."""
+    given = recipe, target, texts.train, texts.held_out, end_id
+    if recipe.exit is not None:
+        return ExitTraining(*given), new_exit_head(recipe, target)
+    if recipe.mtp is not None:
+        return TrainingTimeTest(*given), new_module(recipe, target)
+    tokens = draft_tokens(texts.train, target.vocab_size, recipe.eagle.draft_vocab)
+    return TrainingTimeTest(*given), new_head(recipe, target, tokens)
 
 
 def run_head(
@@ -191,39 +185,17 @@ def run_head(
     max_minutes: float | None = None,
     progress: ProgressCallback | None = None,
 ) -> Outcome:
-    """Train the head and write it to `out` in float16: EAGLE-3 in the layout of speculators.
+    """Train the head and write it to `out` in float16: EAGLE-3's in the layout of speculators.
 
-    The state of the run lives in `out/training`, beside a line of JSON for each step; it is resumed
-    from there unless `resume` is False. When `max_minutes` are over first, the state is saved and
-    no head is written.
+    The state of the run lives in `out/training`, beside a line of JSON for each step and their
+    picture; it is resumed from there unless `resume` is False. When `max_minutes` are over first,
+    the state is saved and no head is written. Processes that were launched together share the work.
 
     Raises:
         InvalidConfig: a folder or state that cannot be used.
     """
-    state = out / STATE_FOLDER
-    try:
-        state.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidConfig(
-            f"out={str(out)!r} is no folder and cannot be made one ({error.strerror}); give "
-            "another folder"
-        ) from error
-    with (state / LOG).open("a" if resume else "w", encoding="utf-8") as log:
-
-        def noted(at: Progress) -> None:
-            line: dict[str, Any] = {
-                "step": at.step,
-                "loss": at.loss,
-                "rate_tok_s": at.rate_tok_s,
-                "elapsed_s": at.elapsed_s,
-            }
-            if at.held_out is not None:
-                line["accepted_length"] = at.held_out
-            log.write(json.dumps(line) + "\n")
-            log.flush()
-            if progress is not None:
-                progress(at)
-
+    together, state = joined(), out / STATE_FOLDER
+    with journal_of(state, resume, together) as journal:
         outcome = train(
             run.head,
             run.objective,
@@ -232,30 +204,35 @@ def run_head(
             inputs=run.inputs,
             resume=resume,
             max_minutes=max_minutes,
-            progress=noted,
+            progress=journal.noting(progress),
+            together=together,
         )
-    if outcome.finished:
+    if outcome.finished and together.leads:
         _save(run, out)
     return outcome
 
 
 def _save(run: HeadRun, out: Path) -> None:
-    head = run.head
-    if isinstance(head, EagleHead):
-        save_head(
-            head,
-            out,
-            verifier=run.name,
-            architecture=type(run.target.model).__name__,
-            dtype=torch.float16,
-            embeddings=False,
-        )
+    """Write the head that was trained."""
+    head, name, architecture = run.head, run.name, type(run.target.model).__name__
+    if isinstance(head, ExitHead):
+        save_exit_head(head, out, verifier=name, architecture=architecture)
     elif isinstance(head, MtpHead):
         save_mtp(
             head,
             out,
-            verifier=run.name,
+            verifier=name,
             target=run.target,
             dtype=torch.float16,
             options=layer_options(run.recipe),
+        )
+    else:
+        assert isinstance(head, EagleHead)
+        save_head(
+            head,
+            out,
+            verifier=name,
+            architecture=architecture,
+            dtype=torch.float16,
+            embeddings=False,
         )

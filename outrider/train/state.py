@@ -56,16 +56,22 @@ def fingerprint(recipe: Recipe | HeadRecipe, inputs: Mapping[str, str]) -> dict[
     table = asdict(recipe)
     for key in ("tokens", "decay_fraction", "long_fraction", "growth", "threads"):
         del table["train"][key]
-    return {**table, "inputs": dict(inputs)}
+    return _given({**table, "inputs": dict(inputs)})
+
+
+def _given(table: Mapping[str, Any]) -> dict[str, Any]:
+    """What is None is as good as absent: recipes may come to know more parts than a run's did."""
+    return {key: value for key, value in table.items() if value is not None}
 
 
 def check_resumable(
     recipe: Recipe | HeadRecipe, inputs: Mapping[str, str], state: dict[str, Any], folder: Path
 ) -> None:
     """InvalidConfig when the state is another recipe's, or past what the change affects."""
-    known, now = state["fingerprint"], fingerprint(recipe, inputs)
+    known, now = _given(state["fingerprint"]), fingerprint(recipe, inputs)
     if known != now:
-        changed = ", ".join(key for key in now if now[key] != known.get(key))
+        either = dict.fromkeys((*now, *known))
+        changed = ", ".join(key for key in either if now.get(key) != known.get(key))
         raise InvalidConfig(
             f"the run in {folder} was started by another recipe or other files ({changed} differ); "
             f"{ANEW}"

@@ -1,4 +1,4 @@
-"""Text of a user's own to train on: files, folders of them, and JSONL of texts or conversations."""
+"""Text of a user's own to train on: files, folders, and JSONL or Parquet of conversations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.errors import InvalidConfig
+from outrider.errors import InvalidConfig, MissingExtra
 from outrider.models.text import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -33,16 +33,22 @@ def read_texts(paths: Sequence[str | Path], tokenizer: Tokenizer) -> Texts:
 
     Files of a folder that are no text are left out, hidden ones and bytecode too.
 
-    A line of a `.jsonl` file holds a `text`, or `messages` of a conversation, which is read through
-    the tokenizer's chat template up to its last message, the assistant's.
+    A line of a `.jsonl` file, or a row of a `.parquet` file, holds a `text`, or `messages` of a
+    conversation, which is read through the tokenizer's chat template up to its last message, the
+    assistant's.
 
     Raises:
         InvalidConfig: a path that is none; a file that is no text; lines that are neither; nothing.
+        MissingExtra: Parquet without pyarrow.
     """
     digest = hashlib.sha256()
     documents: list[tuple[int, ...]] = []
     named = {Path(path) for path in paths}
     for path in _files(paths):
+        if path.suffix == ".parquet":
+            digest.update(path.read_bytes())
+            documents += [tuple(ids) for ids in _rows(path, tokenizer) if ids]
+            continue
         try:
             content = path.read_bytes()
             text = content.decode("utf-8-sig")
@@ -88,14 +94,40 @@ def _conversations(path: Path, text: str, tokenizer: Tokenizer) -> Iterable[list
     # Of all that ends a line elsewhere, JSON leaves some as they are within strings.
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
-            yield _document(f"line {number} of {path.name}", line, tokenizer)
+            place = f"line {number} of {path.name}"
+            yield _document(place, _record(place, line), tokenizer)
 
 
-def _document(place: str, line: str, tokenizer: Tokenizer) -> list[int]:
+def _rows(path: Path, tokenizer: Tokenizer) -> Iterator[list[int]]:
+    """The documents of a Parquet file, a batch of rows at a time."""
     try:
-        record: Any = json.loads(line)
+        from pyarrow import ArrowException  # pyright: ignore[reportMissingImports]
+        from pyarrow.parquet import ParquetFile  # pyright: ignore[reportMissingImports]
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            f"{path.name} is read with pyarrow, which is not installed: "
+            "pip install 'outrider[train]'"
+        ) from error
+    try:
+        file = ParquetFile(path)
+        columns = [name for name in ("text", "messages") if name in file.schema_arrow.names]
+        number = 0
+        for batch in file.iter_batches(columns=columns):
+            for record in batch.to_pylist() or [{}] * batch.num_rows:
+                number += 1
+                yield _document(f"row {number} of {path.name}", record, tokenizer)
+    except (ArrowException, OSError) as error:
+        raise InvalidConfig(f"{str(path)!r} is no Parquet file ({error}); leave it out") from error
+
+
+def _record(place: str, line: str) -> Any:
+    try:
+        return json.loads(line)
     except ValueError as error:
         raise InvalidConfig(f"{place} is no JSON ({error}); correct it") from error
+
+
+def _document(place: str, record: Any, tokenizer: Tokenizer) -> list[int]:
     record = record if isinstance(record, dict) else {}
     if isinstance(record.get("text"), str):
         return tokenizer.encode(record["text"])

@@ -14,7 +14,7 @@ def continue_rows(
 
     Rows marked in `greedy_B` take the likeliest token, the others a token drawn at temperature 1.
     """
-    device = model.lm_head.weight.device
+    device = next(model.parameters()).device
     tokens_BT = prompts_BT
     read_BT, cache = prompts_BT, None
     for _ in range(count):

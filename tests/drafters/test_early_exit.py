@@ -183,7 +183,8 @@ def test_specs_name_a_number_of_layers_or_leave_it_to_a_search() -> None:
         DrafterSpec("suffix"),
         DrafterSpec("early-exit", layers=12),
     )
-    for wrong in ("early-exit:", "early-exit:0", "early-exit:-1", "early-exit:x", "early-exit:²"):
+    assert DrafterSpec.parse("early-exit:runs/exit") == DrafterSpec("early-exit", "runs/exit")
+    for wrong in ("early-exit:", "early-exit:0", "early-exit:-1", "early-exit:²"):
         with pytest.raises(InvalidConfig, match="a number of layers is due"):
             DrafterSpec.parse(wrong)
     with pytest.raises(InvalidConfig, match="has 6 layers; give a number from 1 to 5"):

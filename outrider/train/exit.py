@@ -1,0 +1,107 @@
+"""What an early-exit head learns: its target's laws behind the first layers, and when it misses.
+
+A row's adapted state passes the target's own final norm and output layer, which do not change; the
+confidence learns the chance that a guess of the exit's law stays, sum min(p, q), beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from outrider.drafters import Drafter, EarlyExitDrafter
+from outrider.models.exit_head import ExitHead, ExitShape
+from outrider.models.exit_tail import ExitTail
+from outrider.models.hf import HuggingFaceTarget
+from outrider.train.chance import generator
+from outrider.train.head import HeadObjective
+from outrider.train.losses import block_shortfall, distance
+from outrider.train.recipe import ExitRecipe, HeadRecipe
+
+
+class ExitTraining(HeadObjective):
+    """An early-exit head's loss: distance of the laws, and cross entropy of the confidence."""
+
+    def __init__(
+        self,
+        recipe: HeadRecipe,
+        target: HuggingFaceTarget,
+        train: Sequence[Sequence[int]],
+        held_out: Sequence[Sequence[int]],
+        end_id: int,
+    ) -> None:
+        super().__init__(recipe, target, train, held_out, end_id)
+        self._tail = ExitTail(target)
+
+    def loss(self, model: ExitHead, tokens_BT: Tensor) -> Tensor:
+        """The loss on rows of text, each place drafted from once."""
+        recipe = self._recipe.head
+        assert isinstance(recipe, ExitRecipe)
+        states_BTD, logits_BTV = self._read(tokens_BT, model.taps)
+        adapted_BTD = model(states_BTD.to(model.dtype))
+        guessed_BTV = self._tail(adapted_BTD).float()
+        tokens_BT = tokens_BT.to(guessed_BTV.device)
+        return exit_loss(model, recipe, tokens_BT, (adapted_BTD, guessed_BTV), logits_BTV)
+
+    def drafter(self, model: ExitHead) -> Drafter:
+        """A drafter that never stops early, so that all its guesses are measured."""
+        head = model.copied().requires_grad_(False)
+        return EarlyExitDrafter(head.shape.layers, head=head, exit_threshold=0.0)
+
+
+def exit_loss(
+    head: ExitHead,
+    recipe: ExitRecipe,
+    tokens_BT: Tensor,
+    guessed: tuple[Tensor, Tensor],
+    logits_BTV: Tensor,
+) -> Tensor:
+    """Distance of the laws `[B, T, V]` in nats (`tv`, `block`: tokens), and of the confidence.
+
+    `guessed` are the adapted states and the logits they give.
+    """
+    adapted_BTD, guessed_BTV = guessed
+    log_q_BTV = guessed_BTV.log_softmax(-1)
+    log_p_BTV = logits_BTV.float().log_softmax(-1)
+    following_BT = F.pad(tokens_BT[:, 1:], (0, 1), value=-100)
+    if recipe.loss == "block":
+        rows = tokens_BT.shape[1] - recipe.steps
+        spans = [slice(step, step + rows) for step in range(recipe.steps)]
+        lost = block_shortfall(
+            [log_p_BTV[:, span].flatten(0, 1) for span in spans],
+            [log_q_BTV[:, span].flatten(0, 1) for span in spans],
+            [following_BT[:, span].flatten() for span in spans],
+        )
+    else:
+        flat = log_p_BTV.flatten(0, 1), log_q_BTV.flatten(0, 1), following_BT.flatten()
+        lost = distance(recipe.loss, *flat)
+    with torch.no_grad():
+        stays_BT = torch.minimum(log_p_BTV, log_q_BTV).exp().sum(-1).clamp(max=1.0)
+    # It judges the guesses as they are, and does not change them.
+    flat_RD, flat_RV = adapted_BTD.detach().flatten(0, 1), guessed_BTV.detach().flatten(0, 1)
+    told_R = head.confidence_logits(flat_RD, flat_RV)
+    missed = F.binary_cross_entropy_with_logits(told_R, stays_BT.flatten())
+    return lost + recipe.confidence_weight * missed
+
+
+def exit_layers(recipe: ExitRecipe, target: HuggingFaceTarget) -> int:
+    """Behind how many layers the head reads: the recipe's number, or a third of them."""
+    depth = int(target.model.config.get_text_config().num_hidden_layers)
+    return recipe.layers or max(1, depth // 3)
+
+
+def new_exit_head(recipe: HeadRecipe, target: HuggingFaceTarget) -> ExitHead:
+    """A head of the target's width, in float32, that changes nothing yet."""
+    assert recipe.exit is not None
+    width = int(target.model.config.get_text_config().hidden_size)
+    layers = exit_layers(recipe.exit, target)
+    head = ExitHead(
+        ExitShape(target.vocab_size, width, layers, recipe.exit.rank, recipe.exit.exit_threshold)
+    )
+    draw = generator(recipe.seed, "weights")
+    with torch.no_grad():
+        head.down.weight.normal_(0.0, width**-0.5, generator=draw)
+    return head

@@ -1,0 +1,155 @@
+"""What heads of every kind learn from: text, what their target writes, and its laws on both."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.drafters import Drafter, NoDrafter
+from outrider.engine import Emitter, Engine, Requests
+from outrider.models.base import Rows
+from outrider.models.hf import HuggingFaceTarget
+from outrider.train.chance import generator
+from outrider.train.recipe import HeadRecipe
+from outrider.train.stream import TokenStream
+from outrider.train.together import ALONE, Together
+from outrider.types import Completion, Request, SamplingParams
+
+PROMPTS, NEW_TOKENS, DEPTH = 8, 48, 4
+"""Held-out prompts that are drafted for, tokens made of each, and how far ahead."""
+
+
+class HeadObjective(ABC):
+    """A head's loss on text and on its target's own continuations of it."""
+
+    figure = "held-out accepted length"
+
+    def __init__(
+        self,
+        recipe: HeadRecipe,
+        target: HuggingFaceTarget,
+        train: Sequence[Sequence[int]],
+        held_out: Sequence[Sequence[int]],
+        end_id: int,
+    ) -> None:
+        self._recipe, self._target = recipe, target
+        target.model.requires_grad_(False)
+        self._stream = TokenStream(train, end_id, recipe.seed)
+        self._held_out = TokenStream(held_out, end_id, recipe.seed)
+        self._written = torch.empty(0, recipe.train.context, dtype=torch.int32)
+
+    @abstractmethod
+    def loss(self, model: Any, tokens_BT: Tensor) -> Tensor:
+        """The loss on some rows, with its gradients."""
+
+    @abstractmethod
+    def drafter(self, model: Any) -> Drafter:
+        """A drafter of a copy of the head as it is now."""
+
+    def state(self) -> dict[str, Tensor]:
+        """What the target wrote: other machines would not write it again."""
+        return {"written": self._written}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Go on from another object's `state`."""
+        self._written = state["written"]
+
+    def backward(self, model: Any, step: int, together: Together = ALONE) -> float:
+        """Add one step's gradients, those of this process's rows, and return their loss."""
+        run = self._recipe.train
+        if self._recipe.head.written_share and not len(self._written):
+            self._write()
+        tokens_BT = self._rows(step)
+        total = 0.0
+        at_once = min(run.micro_tokens // run.context, len(tokens_BT) // together.count)
+        micro = tokens_BT.split(max(1, at_once))
+        for _, micro_BT in together.share(micro):
+            loss = self.loss(model, micro_BT)
+            share = len(micro_BT) / len(tokens_BT)
+            (share * loss).backward()
+            total += share * loss.item()
+        return total
+
+    def rehearse(self, model: Any) -> int:
+        """One micro-batch of text, gradients included; how many tokens it had."""
+        run = self._recipe.train
+        count = max(1, min(run.micro_tokens, run.batch_tokens) // run.context)
+        tokens_BT = self._stream.rows(0, count * run.context, run.context)[0]
+        self.loss(model, tokens_BT).backward()
+        return tokens_BT.numel()
+
+    def held_out(self, model: Any) -> float:
+        """Mean accepted length of greedy chains of DEPTH drafted tokens after held-out prompts."""
+        size = self._recipe.head.prompt_tokens
+        room = max(1, self._held_out.epoch_tokens - size)
+        starts = [i * room // PROMPTS for i in range(PROMPTS)]
+        prompts = [self._held_out.read(start, size).tolist() for start in starts]
+        params = [SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0)] * PROMPTS
+        engine = Engine(self._target, self.drafter(model), Emitter(None))
+        _complete(engine, prompts, params)
+        return engine.metrics.mean_acceptance_length
+
+    def _rows(self, step: int) -> Tensor:
+        """The step's rows `[B, T]`: the target's own, and the text's."""
+        run = self._recipe.train
+        count = run.batch_tokens // run.context
+        own = round(self._recipe.head.written_share * count)
+        draw = generator(self._recipe.seed, "rows", step)
+        which = torch.randint(max(1, len(self._written)), (own,), generator=draw)
+        rows = [self._written[which].long()] if own else []
+        if own < count:
+            rows.append(self._stream.rows(step, (count - own) * run.context, run.context)[0])
+        return torch.cat(rows)
+
+    def _read(
+        self, tokens_BT: Tensor, taps: Sequence[int], kept_M: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The target's states behind some layers, and its logits of some tokens or all, by rows."""
+        size, target = tokens_BT.shape[1], self._target
+        seqs = [target.open(size) for _ in tokens_BT]
+        try:
+            with target.tapping(taps) as tapped:
+                rows = Rows(tuple(seqs), (size,) * len(seqs), tokens_BT.flatten())
+                logits_RM = target.score(rows)
+            if kept_M is not None:
+                logits_RM = logits_RM[:, kept_M]
+            features = [tapped.of(seq) for seq in seqs]
+        finally:
+            for seq in seqs:
+                target.close(seq)
+        # Copies: what is made in inference mode cannot be differentiated through.
+        return torch.stack(features).clone(), logits_RM.view(*tokens_BT.shape, -1).clone()
+
+    def _write(self) -> None:
+        """Lets the target continue stretches of the text, greedily and at temperature 1."""
+        run, head, seed = self._recipe.train, self._recipe.head, self._recipe.seed
+        draw = generator(seed, "written")
+        starts = torch.randint(self._stream.epoch_tokens, (head.written_rows,), generator=draw)
+        prompts = [
+            self._stream.read(start, head.prompt_tokens).tolist() for start in starts.tolist()
+        ]
+        greedy = torch.rand(head.written_rows, generator=draw) < head.greedy_share
+        params = [
+            SamplingParams(
+                max_tokens=run.context - head.prompt_tokens,
+                temperature=0.0 if likeliest else 1.0,
+                seed=seed + i,
+            )
+            for i, likeliest in enumerate(greedy.tolist())
+        ]
+        done = _complete(Engine(self._target, NoDrafter(), Emitter(None)), prompts, params)
+        rows = [[*p, *d.token_ids] for p, d in zip(prompts, done, strict=True)]
+        self._written = torch.tensor(rows, dtype=torch.int32)
+
+
+def _complete(
+    engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+) -> list[Completion]:
+    """One continuation of each prompt."""
+    requests = Requests(engine, depth=DEPTH, end_tokens=frozenset())
+    pairs = zip(prompts, params, strict=True)
+    return requests.complete([Request(tuple(p), sampling) for p, sampling in pairs])

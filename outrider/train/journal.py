@@ -1,0 +1,137 @@
+"""What a run writes of itself: a line of JSON for each step, and a picture of them all."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from abc import ABC, abstractmethod
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+from outrider.errors import InvalidConfig
+from outrider.train.loop import Progress, ProgressCallback
+from outrider.train.together import Together
+
+LOG, PICTURE = "log.jsonl", "log.png"
+
+
+def journal_of(state: Path, resume: bool, together: Together) -> Journal:
+    """The journal of a run in its folder of state.
+
+    Raises:
+        InvalidConfig: a folder that cannot be made.
+    """
+    return WrittenJournal(state, resume=resume) if together.leads else NoJournal()
+
+
+class Journal(ABC):
+    """Where the steps of a run are noted."""
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        """Nothing to close."""
+
+    @abstractmethod
+    def note(self, at: Progress) -> None:
+        """One step."""
+
+    def noting(self, progress: ProgressCallback | None) -> ProgressCallback:
+        """Notes each step, then tells whoever asked."""
+
+        def noted(at: Progress) -> None:
+            self.note(at)
+            if progress is not None:
+                progress(at)
+
+        return noted
+
+
+class NoJournal(Journal):
+    """That of a process that another one leads."""
+
+    def note(self, at: Progress) -> None:
+        """Nothing: it is noted there."""
+
+
+class WrittenJournal(Journal):
+    """A run's log in its folder of state; the picture is drawn when it ends, however it ends.
+
+    Without matplotlib there is no picture.
+    """
+
+    def __init__(self, state: Path, *, resume: bool) -> None:
+        try:
+            state.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidConfig(
+                f"out={str(state.parent)!r} is no folder and cannot be made one "
+                f"({error.strerror}); give another folder"
+            ) from error
+        self._state = state
+        self._mode = "a" if resume else "w"
+        self._file: TextIO | None = None
+
+    def __enter__(self) -> WrittenJournal:
+        self._file = (self._state / LOG).open(self._mode, encoding="utf-8")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        assert self._file is not None
+        self._file.close()
+        if importlib.util.find_spec("matplotlib") is not None:
+            draw(self._state)
+
+    def note(self, at: Progress) -> None:
+        """One line, at once on the disk."""
+        line: dict[str, Any] = {
+            "step": at.step,
+            "loss": at.loss,
+            "rate_tok_s": at.rate_tok_s,
+            "elapsed_s": at.elapsed_s,
+        }
+        if at.held_out is not None:
+            line[key_of(at.figure)] = at.held_out
+        assert self._file is not None, "a journal is written within its context"
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+
+def key_of(figure: str) -> str:
+    """The log's name of what is measured on held-out text."""
+    return figure.removeprefix("held-out ").replace(" ", "_")
+
+
+def draw(state: Path) -> None:
+    """Draw a log: the loss, and beside it what was measured on held-out text."""
+    # Outside of any window and of the user's own figures.
+    from matplotlib.backends.backend_agg import (  # pyright: ignore[reportMissingImports]
+        FigureCanvasAgg,
+    )
+    from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
+
+    # Steps that were taken again after a kill stand there twice.
+    noted: dict[int, dict[str, Any]] = {}
+    for line in (state / LOG).read_text("utf-8").splitlines():
+        entry = json.loads(line)
+        noted[entry["step"]] = entry
+    if not noted:
+        return
+    steps = sorted(noted)
+    known = {"step", "loss", "rate_tok_s", "elapsed_s"}
+    figures = sorted({key for entry in noted.values() for key in entry} - known)
+    figure: Any = Figure(figsize=(8, 3 * (1 + len(figures))), layout="constrained")
+    axes: Any = figure.subplots(1 + len(figures), squeeze=False)[:, 0]
+    axes[0].plot(steps, [noted[step]["loss"] for step in steps], linewidth=1)
+    axes[0].set(xlabel="step", ylabel="loss")
+    for axis, name in zip(axes[1:], figures, strict=True):
+        measured = [step for step in steps if name in noted[step]]
+        axis.plot(measured, [noted[step][name] for step in measured], marker="o")
+        axis.set(xlabel="step", ylabel=name.replace("_", " "))
+    FigureCanvasAgg(figure).print_png(str(state / PICTURE))

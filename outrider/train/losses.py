@@ -1,0 +1,65 @@
+"""How far a head's laws are from its target's: row by row, or chain by chain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int64
+
+
+def distance(
+    loss: str,
+    target_RM: Float[Tensor, "R M"],
+    log_q_RM: Float[Tensor, "R M"],
+    next_R: Int64[Tensor, " R"],
+) -> Float[Tensor, ""]:
+    """Mean distance of the head's laws from the target's over the draft vocabulary.
+
+    `next_R` are the text's own next tokens as draft ids, -100 where they are none.
+    """
+    if loss == "ce":
+        lost = F.nll_loss(log_q_RM, next_R, ignore_index=-100, reduction="sum")
+        return lost / (next_R >= 0).sum().clamp(min=1)
+    log_p_RM = target_RM.log_softmax(-1)
+    if loss == "kl":
+        return F.kl_div(log_q_RM, log_p_RM, reduction="batchmean", log_target=True)
+    if loss == "reverse-kl":
+        return F.kl_div(log_p_RM, log_q_RM, reduction="batchmean", log_target=True)
+    return (log_p_RM.exp() - log_q_RM.exp()).clamp(min=0).sum(-1).mean()
+
+
+def block_shortfall(
+    log_p: Sequence[Float[Tensor, "R M"]],
+    log_q: Sequence[Float[Tensor, "R M"]],
+    path: Sequence[Int64[Tensor, " R"]],
+) -> Float[Tensor, ""]:
+    """Tokens of a chain that `block` verification is expected to refuse, a mean over R rows.
+
+    `log_p` and `log_q` are the laws of both along the text, step by step, `path` the text's own
+    tokens as draft ids, -100 where they are none. Block verification keeps a prefix with mass
+    w(x^i) = min(q(x^i), p(x_i | before) w(x^(i-1))) (Sun et al., ICLR 2025, theorem 2). Along paths
+    drawn from p the sum over all prefixes is the mean of
+
+        sum_i sum_v min(r_(i-1) q_i(v), a_(i-1) p_i(v)),   a_i = min(a_(i-1), r_i),
+
+    where r_i = q(x^i) / p(x^i) and r_0 = a_0 = 1: the last token of each prefix is summed over, the
+    ones before it are the path's. On other texts than the target's own the paths are weighed
+    as the text has them. Its first term alone is one minus the total variation.
+    """
+    log_r_R = torch.zeros_like(log_p[0][:, 0])
+    log_a_R = log_r_R
+    kept = log_r_R.new_zeros(())
+    for step, (p_RM, q_RM) in enumerate(zip(log_p, log_q, strict=True)):
+        mass_RM = torch.minimum(log_r_R[:, None] + q_RM, log_a_R[:, None] + p_RM).exp()
+        kept = kept + mass_RM.sum(-1).mean()
+        own_R1 = path[step].clamp(min=0)[:, None]
+        gained_R = (q_RM.gather(1, own_R1) - p_RM.gather(1, own_R1))[:, 0]
+        log_r_R = torch.where(path[step] >= 0, log_r_R + gained_R, -torch.inf)
+        log_a_R = torch.minimum(log_a_R, log_r_R)
+    return len(log_p) - kept

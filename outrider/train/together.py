@@ -1,0 +1,105 @@
+"""Processes that train one model together, each on its share of every step's rows.
+
+`torchrun` and `accelerate launch` start them and say in the environment how many there are; what
+they add up is the gradient of the whole step, so that the run is that of one process.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from outrider.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """One of `count` processes, the one of number `rank`."""
+
+    rank: int = 0
+    count: int = 1
+
+    @property
+    def leads(self) -> bool:
+        """Whether this one writes files and speaks."""
+        return self.rank == 0
+
+    def share(self, micro: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
+        """The micro-batches of a step that are this process's, with their numbers.
+
+        Raises:
+            InvalidConfig: fewer of them than processes.
+        """
+        if len(micro) < self.count:
+            raise InvalidConfig(
+                f"{self.count} processes with {len(micro)} micro-batches a step; lower "
+                "train.micro_tokens, or raise train.batch_tokens"
+            )
+        return [(i, rows) for i, rows in enumerate(micro) if i % self.count == self.rank]
+
+    @contextmanager
+    def leading(self) -> Iterator[None]:
+        """What the others do only when the leading process has done it."""
+        if not self.leads:
+            dist.barrier()
+        yield
+        if self.leads and self.count > 1:
+            dist.barrier()
+
+    def summed(self, model: Any, loss: float) -> float:
+        """The step's loss, its parts and the parts of its gradients added up."""
+        if self.count == 1:
+            return loss
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                dist.all_reduce(parameter.grad)
+        device = next(model.parameters()).device
+        total = torch.tensor(loss, dtype=torch.float32, device=device)
+        dist.all_reduce(total)
+        return float(total)
+
+    def agreed(self, asked: bool, device: torch.device) -> bool:
+        """What the leading process asks: clocks differ."""
+        if self.count == 1:
+            return asked
+        flag = torch.tensor(int(asked), device=device)
+        dist.broadcast(flag, 0)
+        return bool(flag)
+
+
+ALONE = Together()
+
+
+def joined() -> Together:
+    """This process among those that were launched with it; alone where none were.
+
+    Raises:
+        InvalidConfig: an environment that names processes and no way to meet them.
+    """
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    if count == 1 or not dist.is_available():
+        return ALONE
+    if not dist.is_initialized():
+        on_gpu = torch.cuda.is_available()
+        if on_gpu:
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        try:
+            dist.init_process_group("nccl" if on_gpu else "gloo")
+        except (RuntimeError, ValueError) as error:
+            raise InvalidConfig(
+                f"WORLD_SIZE={count}, and the processes do not meet ({error}); start them with "
+                "torchrun or accelerate launch"
+            ) from error
+    return Together(dist.get_rank(), dist.get_world_size())

@@ -1,0 +1,109 @@
+"""Losses of heads fall, and the chain's is what block verification refuses, by enumeration."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.decoding.theory import block_expected_accepted, token_expected_accepted
+from outrider.train.losses import block_shortfall, distance
+from outrider.train.recipe import LOSSES
+
+VOCAB, DEPTH = 3, 3
+
+
+def test_every_loss_falls_and_is_zero_at_the_target() -> None:
+    logits = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
+    following = torch.tensor([0, 6, -100, 3, 2])
+    for loss in (name for name in LOSSES if name != "block"):
+        other = (logits * 0.5).requires_grad_()
+        value = distance(loss, logits, other.log_softmax(-1), following)
+        value.backward()
+        assert other.grad is not None
+        moved = (other - 0.1 * other.grad).log_softmax(-1)
+        assert distance(loss, logits, moved, following) < value
+        if loss != "ce":
+            assert distance(loss, logits, logits.log_softmax(-1), following) < 1e-6 < value
+    nowhere = torch.full((5,), -100)
+    assert distance("ce", logits, logits.log_softmax(-1), nowhere) == 0
+    p, q = logits.softmax(-1), (logits * 0.5).softmax(-1)
+    due = 1 - torch.minimum(p, q).sum(-1).mean()
+    assert distance("tv", logits, q.log(), following) == pytest.approx(float(due), abs=1e-6)
+
+
+class Tabular:
+    """Logits after every prefix of up to DEPTH - 1 tokens."""
+
+    def __init__(self, seed: int, flat: Tensor | None = None) -> None:
+        self.prefixes = [
+            prefix
+            for length in range(DEPTH)
+            for prefix in itertools.product(range(VOCAB), repeat=length)
+        ]
+        draw = torch.Generator().manual_seed(seed)
+        size = len(self.prefixes) * VOCAB
+        self.flat = torch.randn(size, generator=draw, dtype=torch.float64) if flat is None else flat
+        self.rows = dict(zip(self.prefixes, self.flat.view(-1, VOCAB).log_softmax(-1), strict=True))
+
+    def law(self, prefix: tuple[int, ...]) -> list[float]:
+        return self.rows[tuple(prefix)].exp().tolist()
+
+
+def kept(p: Tabular, q: Tabular) -> Tensor:
+    """DEPTH less the shortfall, its mean over the paths of p."""
+    total = torch.zeros((), dtype=torch.float64)
+    for path in itertools.product(range(VOCAB), repeat=DEPTH):
+        log_p = [p.rows[path[:i]][None] for i in range(DEPTH)]
+        log_q = [q.rows[path[:i]][None] for i in range(DEPTH)]
+        chance = sum(log_p[i][0, x] for i, x in enumerate(path)).exp()
+        tokens = [torch.tensor([x]) for x in path]
+        total = total + chance * (DEPTH - block_shortfall(log_p, log_q, tokens))
+    return total
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_chains_loss_is_what_block_verification_refuses(seed: int) -> None:
+    p, q = Tabular(seed), Tabular(seed + 10)
+    due = float(block_expected_accepted(p.law, q.law, DEPTH))
+    assert float(kept(p, q)) == pytest.approx(due, abs=1e-12)
+    assert due > float(token_expected_accepted(p.law, q.law, DEPTH)) + 1e-3
+    assert float(kept(p, p)) == pytest.approx(DEPTH, abs=1e-12)
+    # It can fail: the two laws do not change places.
+    assert abs(float(kept(q, p)) - due) > 1e-3
+
+
+def test_its_gradient_is_that_of_the_enumerated_length() -> None:
+    p = Tabular(1)
+    flat = Tabular(11).flat.requires_grad_()
+    kept(p, Tabular(0, flat)).backward()
+    assert flat.grad is not None
+    step = 1e-6
+    for i in range(0, len(flat), 5):
+        moved = [flat.detach().clone() for _ in range(2)]
+        moved[0][i] += step
+        moved[1][i] -= step
+        more, less = (block_expected_accepted(p.law, Tabular(0, m).law, DEPTH) for m in moved)
+        assert float(flat.grad[i]) == pytest.approx(
+            (float(more) - float(less)) / (2 * step), abs=1e-6
+        )
+    logits = torch.randn(2, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    own = logits.log_softmax(-1).unbind()
+    paths = [torch.tensor([0, 4, -100, 2]), torch.tensor([1, -100, 3, 3])]
+
+    def of(other: Tensor) -> Tensor:
+        return block_shortfall(own, other.log_softmax(-1).unbind(), paths)
+
+    assert torch.autograd.gradcheck(of, (logits.flip(0).requires_grad_(),))
+
+
+def test_of_one_token_it_is_the_total_variation_and_a_path_may_leave_the_draft_vocabulary() -> None:
+    logits = torch.randn(6, 7, generator=torch.Generator().manual_seed(0))
+    p, q = logits.log_softmax(-1), (0.5 * logits).log_softmax(-1)
+    tokens = torch.tensor([0, 1, 2, 3, 4, -100])
+    one = block_shortfall([p], [q], [tokens])
+    assert one == pytest.approx(float(distance("tv", logits, q, tokens)), abs=1e-6)
+    nowhere = torch.full((6,), -100)
+    assert block_shortfall([p, p], [q, q], [nowhere, nowhere]) == pytest.approx(float(one) + 1)

@@ -1,0 +1,100 @@
+"""A draft model for a target of one's own: from text to a folder that drafts, through a kill."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider import LLM, SamplingParams
+from outrider.errors import InvalidConfig
+from outrider.models.bundled import bundled_path
+from outrider.models.checkpoint import build_llama, load_llama, save_llama
+from outrider.train import loop
+from outrider.train.prepare import config_of
+from outrider.train.recipe import DistilRecipe, ModelRecipe, Recipe, TrainRecipe
+from outrider.train.run_draft import DraftRun, plain_recipe, prepare_draft, run_draft
+from outrider.train.state import load_state
+from tests.models.families import one_thread
+
+single = pytest.fixture(scope="module", autouse=True)(one_thread)
+SHAPE = ModelRecipe(32, 2, 2, 1, 48, head_size=16, max_positions=256)
+SMALL = ModelRecipe(16, 1, 1, 1, 24, head_size=16, max_positions=256, tied=True)
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random Llama that speaks the bundled target's tokens."""
+    folder = tmp_path_factory.mktemp("target")
+    model = build_llama(config_of(SHAPE, 4096), 1)
+    with torch.no_grad():
+        model.lm_head.weight.normal_(0.0, 0.3)  # type: ignore[union-attr]
+    save_llama(model, folder)
+    for name in TOKENIZER:
+        shutil.copyfile(bundled_path("target") / name, folder / name)
+    (folder / "text.py").write_text(
+        "".join(f"def f{i}(x):\n    return x + {i}\n" for i in range(200))
+    )
+    return folder
+
+
+def run_of(target: Path) -> DraftRun:
+    run = prepare_draft(None, target=target, text=[target / "text.py"], device="cpu")
+    train = TrainRecipe(
+        8 * 128, batch_tokens=128, micro_tokens=64, context=32, long_context=32, warmup_steps=2,
+        layer_dropout=0.0, exit_weight=0.0, threads=1,
+    )  # fmt: skip
+    distil = DistilRecipe(
+        prompt_tokens=8, continuation_tokens=24, pool_rows=8, refresh_steps=4, refresh_rows=4
+    )
+    recipe: Recipe = dataclasses.replace(run.recipe, model=SMALL, train=train, distil=distil)
+    learns = run.objective
+    learns._recipe, learns._distil = recipe, distil
+    learns._pools = {name: torch.empty(0, 32, dtype=torch.int64) for name in learns._pools}
+    model = build_llama(config_of(SMALL, 4096), 2)
+    return dataclasses.replace(run, recipe=recipe, model=model)
+
+
+def test_a_killed_run_ends_in_the_same_draft_and_it_drafts(
+    target: Path, tmp_path: Path, monkeypatch
+) -> None:
+    assert run_draft(run_of(target), tmp_path / "whole").finished
+    monkeypatch.setattr(loop, "CHECKPOINT_S", 0.0)
+
+    def stop(at: loop.Progress) -> None:
+        if at.step == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_draft(run_of(target), tmp_path / "killed", progress=stop)
+    assert run_draft(run_of(target), tmp_path / "killed").finished
+    one, other = (load_state(tmp_path / name / "training") for name in ("whole", "killed"))
+    assert one is not None and other is not None
+    assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
+    lines = (tmp_path / "killed" / "training" / "log.jsonl").read_text().splitlines()
+    noted = [json.loads(line) for line in lines]
+    assert noted[-1]["step"] == 8 and "perplexity" in noted[-1]
+    # It speaks the target's tokens, and texts with it are the target's.
+    params = SamplingParams(max_tokens=8, temperature=0.0)
+    (due,) = LLM.load(target, "none").generate("def f", params)
+    llm = LLM.load(target, f"draft:{tmp_path / 'whole'}")
+    (done,) = llm.generate("def f", params)
+    assert done.token_ids == due.token_ids and done.stats.drafted > 0
+
+
+def test_the_plain_draft_is_a_quarter_as_wide(target: Path) -> None:
+    recipe = plain_recipe(load_llama(target), 81920)
+    assert (recipe.model.hidden_size, recipe.model.layers, recipe.train.tokens) == (64, 2, 81920)
+    assert recipe.distil is not None
+
+
+def test_what_cannot_be_trained_is_refused(target: Path) -> None:
+    with pytest.raises(InvalidConfig, match="no text to train on"):
+        prepare_draft(None, target=target, text=[])
+    with pytest.raises(InvalidConfig, match=r"'tiny' has no \[distil\], so it imitates no target"):
+        prepare_draft("tiny", target=target, text=[target / "text.py"])
