@@ -25,13 +25,13 @@ def head_drafter(spec: DrafterSpec, model: Path, target: Target) -> Drafter:
         UnsupportedModel: a kind of head, or of target, that is not served.
         VocabularyMismatch, TargetShapeMismatch: a head of another vocabulary or width.
     """
+    tapped = tapped_target(target)
     folder = model if spec.path is None else Path(spec.path).expanduser()
     if not folder.is_dir():
         raise ModelError(
             f"drafter='{spec.kind}:{spec.path}': no folder is there; give that of a head"
             " (nothing is downloaded here: `hf download NAME --local-dir DIR` first)"
         )
-    tapped = tapped_target(target)
     if spec.kind == "medusa":
         heads = load_medusa(folder, tapped)
         check_fits(heads, tapped)
