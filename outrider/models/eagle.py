@@ -185,7 +185,8 @@ class EagleHead(Head):
             self.lm_head = nn.Linear(shape.hidden_size, shape.draft_vocab_size, bias=False)
         drafted = torch.arange(shape.draft_vocab_size)
         self.register_buffer("d2t", (drafted if tokens is None else tokens) - drafted)
-        self._rotary = LlamaRotaryEmbedding(self.config)
+        # In a tuple, so that its frequencies stay float32 whatever the head becomes.
+        self._rotary = (LlamaRotaryEmbedding(self.config),)
         self._table: tuple[Tensor, Tensor] | None = None
 
     @property
@@ -231,8 +232,7 @@ class EagleHead(Head):
             rows = -(-needed // TABLE_ROWS) * TABLE_ROWS
             with torch.inference_mode(False), torch.no_grad():
                 every = torch.arange(rows, device=weight.device)[None]
-                self._rotary.to(weight.device)
-                cos, sin = self._rotary(weight.detach(), every)
+                cos, sin = self._rotary[0].to(weight.device)(weight.detach(), every)
             # Half of each sine is subtracted.
             sin = torch.cat((-sin[..., : sin.shape[-1] // 2], sin[..., sin.shape[-1] // 2 :]), -1)
             self._table = table = (cos[0, :, None], sin[0, :, None])

@@ -53,7 +53,8 @@ class FeatureHead(Head):
             # Where projections have biases at all, the last has none.
             attention: Any = layer.self_attn
             attention.o_proj.register_parameter("bias", None)
-        self._rotary = LlamaRotaryEmbedding(config)
+        # In a tuple, so that its frequencies stay float32 whatever the head becomes.
+        self._rotary = (LlamaRotaryEmbedding(config),)
 
     @property
     def embeddings(self) -> nn.Module:
@@ -74,7 +75,7 @@ class FeatureHead(Head):
     ) -> Float[Tensor, "B T D"]:
         """The feature after each token, given the feature before it."""
         h_BTD = self.fc(torch.cat((self.embeddings(tokens_BT), h_BTD), -1))
-        rotary = self._rotary(h_BTD, positions_BT)
+        rotary = self._rotary[0].to(h_BTD.device)(h_BTD, positions_BT)
         with attending(attend):
             for layer in self.layers:
                 h_BTD = layer(h_BTD, position_ids=positions_BT, position_embeddings=rotary)

@@ -190,17 +190,22 @@ class Head(TargetHead):
 HeadT = TypeVar("HeadT", bound=TargetHead)
 
 
+@dataclass(frozen=True, slots=True)
+class _Through:
+    """A forward in progress, as the attention of stock layers asks for it."""
+
+    given: Attend
+
+    def attend(
+        self, layer: int, query: Tensor, keys: Tensor, values: Tensor, options: Options
+    ) -> Tensor:
+        return self.given(query, keys, values, options, layer)
+
+
 @contextmanager
 def attending(attend: Attend) -> Iterator[None]:
     """Have stock layers of transformers attend to what `attend` says."""
-
-    class Through:
-        def attend(
-            self, layer: int, query: Tensor, keys: Tensor, values: Tensor, options: Options
-        ) -> Tensor:
-            return attend(query, keys, values, options, layer)
-
-    with running(cast(Forward, Through())):
+    with running(cast(Forward, _Through(attend))):
         yield
 
 

@@ -115,6 +115,14 @@ def test_training_reads_rows_as_drafting_does() -> None:
             torch.testing.assert_close(own[-1], found[step][i], rtol=1e-4, atol=1e-5)
 
 
+def test_rotations_are_as_precise_in_bfloat16() -> None:
+    """Frequencies of two bytes would be off by radians at the end of a context."""
+    head, position = random_head(), torch.tensor([[2000]])
+    wanted = head._rotations(position)[0].clone()
+    found = head.to(torch.bfloat16)._rotations(position)[0]
+    torch.testing.assert_close(found.float(), wanted, rtol=0, atol=5e-3)
+
+
 def save(head: EagleHead, folder: Path, **options) -> Path:
     save_head(head, folder, verifier="tiny", architecture="LlamaForCausalLM", **options)
     return folder
