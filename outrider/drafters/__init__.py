@@ -1,7 +1,7 @@
 """Who guesses: drafters behind one interface, and the spec strings that name them."""
 
 from outrider.drafters.base import Drafter, RoundDraws
-from outrider.drafters.combined import CombinedDrafter
+from outrider.drafters.combined import CombinedDrafter, SeveralDrafters
 from outrider.drafters.eagle import EagleDrafter
 from outrider.drafters.early_exit import EarlyExitDrafter
 from outrider.drafters.grammar import GrammarDrafter
@@ -28,6 +28,7 @@ __all__ = [
     "ProtocolDrafter",
     "RecycleDrafter",
     "RoundDraws",
+    "SeveralDrafters",
     "SuffixDrafter",
     "SuffixStore",
 ]

@@ -12,6 +12,7 @@ from outrider.drafters import (
     NgramDrafter,
     NoDrafter,
     RecycleDrafter,
+    SeveralDrafters,
     SuffixDrafter,
 )
 from outrider.errors import InvalidConfig
@@ -82,5 +83,7 @@ class Choice:
 
 
 def _parts(drafter: Drafter) -> tuple[Drafter, ...]:
-    """The drafters of a combination; one that is none by itself."""
-    return drafter.drafters if isinstance(drafter, CombinedDrafter) else (drafter,)
+    """The drafters of a combination, or among alternatives; one that is none by itself."""
+    if not isinstance(drafter, SeveralDrafters):
+        return (drafter,)
+    return tuple(part for one in drafter.drafters for part in _parts(one))
