@@ -10,7 +10,7 @@ from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.protocol import ProtocolDrafter
 from outrider.drafters.recycle import RecycleDrafter
-from outrider.drafters.specs import SPECS, DrafterSpec
+from outrider.drafters.specs import SPECS, DrafterSpec, alternatives
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.drafters.suffix_store import SuffixStore
 
@@ -31,4 +31,5 @@ __all__ = [
     "SeveralDrafters",
     "SuffixDrafter",
     "SuffixStore",
+    "alternatives",
 ]
