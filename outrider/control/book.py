@@ -7,11 +7,12 @@ from outrider.control.acceptance import DISCOUNT, Acceptance, Counts, Prior
 LUCK_STEP = 0.35
 """Share of a text's luck that its last round makes."""
 OVERALL_STEP = 0.05
-DRIFT = 0.02
+DRIFT = 0.06
 COUNTED = 4
 """Tokens of a draft that its luck is the kept share of."""
 CLASSES = (0.15, 0.4, 0.65, 0.88)
-"""What is thought of a class of luck before anything is seen: its conditional acceptance."""
+"""What is thought of a class of luck before anything is seen: its conditional acceptance, halfway
+to that of all texts."""
 START = 0.6
 
 
@@ -38,7 +39,9 @@ class Book:
         """The counts of a class."""
         found = self._cells.get(cell)
         if found is None:
-            start = Acceptance(discount=DISCOUNT, prior=Prior(CLASSES[cell % 4], 3.0))
+            start = Acceptance(
+                discount=DISCOUNT, prior=Prior((CLASSES[cell % 4] + self._overall) / 2, 3.0)
+            )
             found = self._cells[cell] = Counts(start)
         return found
 

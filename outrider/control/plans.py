@@ -8,7 +8,7 @@ read here is known before the round's first token is drawn.
 from __future__ import annotations
 
 from collections.abc import Sequence as Sequenced
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 LEAST = 0.05
 """A drafted token less likely to be kept than this is not weighed at all."""
@@ -138,14 +138,3 @@ def certain(times: Times, chances: Sequenced[Sequenced[float]]) -> Plan | None:
     for _, b in worth[:best]:
         lengths[b] += 1
     return Plan(None, max(lengths), best_rate, best_s, tuple(lengths))
-
-
-@dataclass(slots=True)
-class Tally:
-    """Rounds, drafted levels and tokens of one choice, and why it was made the last time."""
-
-    rounds: int = 0
-    levels: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    reasons: dict[str, int] = field(default_factory=dict[str, int])

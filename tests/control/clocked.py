@@ -58,9 +58,7 @@ class Chant:
 
     def verify(self, prefix: Sequence[int], draft_tokens: Sequence[int]) -> TargetScores:
         text = [*prefix, *draft_tokens]
-        return TargetScores(
-            [self._row(text[:end]) for end in range(len(prefix), len(text) + 1)]
-        )
+        return TargetScores([self._row(text[:end]) for end in range(len(prefix), len(text) + 1)])
 
     def _row(self, text: Sequence[int]):
         place = len(text)
