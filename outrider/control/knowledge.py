@@ -68,7 +68,11 @@ class Knowledge:
         """What rounds of up to `most` drafted tokens take; None before any was timed."""
         plain_s = self._live.plain_s(num_texts, context)
         curve = self._live.curve(context, num_texts + most + 2)
-        return None if plain_s is None or curve is None else Times(num_texts, plain_s, curve)
+        if plain_s is None or curve is None:
+            return None
+        seen = max(self._live.most_rows(context) or 1, num_texts)
+        # A clock may be too coarse to see a round at all.
+        return Times(num_texts, max(plain_s, 1e-9), curve, 2 * seen + 4)
 
     def num_plain(self, num_texts: int, context: int) -> int:
         """Plain rounds of about so many texts, with contexts of this class, that were timed."""

@@ -98,6 +98,13 @@ class LiveRounds:
         curve = self.curve(context, texts)
         return None if curve is None else curve[texts]
 
+    def most_rows(self, context: int) -> int | None:
+        """The most rows of a round timed with contexts of this class, or measured before."""
+        seen = [place for own, place in self._all if own == context]
+        if self._costs is not None:
+            seen += [one.rows for one in self._costs.forwards]
+        return max(seen, default=None)
+
     def curve(self, context: int, rows: int) -> list[float] | None:
         """Seconds by rows, at least up to `rows`; entry 0 is that of one row.
 
@@ -125,8 +132,11 @@ class LiveRounds:
         else:
             more = rows + 1 - places[-1]
             if more > 0:
+                row_s = ROW_SHARE * base
+                if len(places) > 1:
+                    row_s = max(row_s, (heights[-1] - heights[0]) / (places[-1] - places[0]))
                 places.append(rows + 1)
-                heights.append(heights[-1] + more * ROW_SHARE * base)
+                heights.append(heights[-1] + more * row_s)
         drawn = np.interp(np.arange(rows + 1), places, heights)
         return np.maximum.accumulate(drawn).tolist()
 

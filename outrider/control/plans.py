@@ -41,11 +41,13 @@ class Times:
         texts: how many.
         plain_s: of a round that drafts nothing.
         curve: seconds by rows, at least up to the most rows asked for.
+        most: rows of all texts that are weighed at most: what is not measured is come to in steps.
     """
 
     texts: int
     plain_s: float
     curve: Sequenced[float]
+    most: int = 1 << 30
 
     def target_s(self, drafted: float) -> float:
         """Of the target, with so many drafted rows beside the texts' own."""
@@ -102,7 +104,7 @@ def drawn(times: Times, drawing: Drawing) -> Plan | None:
         offered = drawing.offered[level] if level < len(drawing.offered) else 1.0
         going = [one for one in drawing.classes if one.depth > level]
         gained = sum(one.num * one.survival[level] for one in going)
-        if gained < LEAST:
+        if gained < LEAST or (best is not None and times.texts + rows > times.most):
             break
         tokens += gained
         texts = sum(one.num for one in going)
@@ -129,7 +131,7 @@ def certain(times: Times, chances: Sequenced[Sequenced[float]]) -> Plan | None:
         worth.sort(reverse=True)
     tokens = float(times.texts)
     best, best_rate, best_s = 0, 0.0, 0.0
-    for taken, (chance, _) in enumerate(worth, start=1):
+    for taken, (chance, _) in enumerate(worth[: max(1, times.most - times.texts)], start=1):
         tokens += chance
         seconds = times.target_s(taken)
         if tokens / seconds > best_rate:

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from outrider import SamplingParams, TargetScores
-from outrider.control.controller import Controller
-from outrider.drafters import Drafter, ModelDrafter
+from outrider.control import Controller, ControlSettings
+from outrider.drafters import Drafter, ModelDrafter, NoDrafter
 from outrider.engine import Emitter, Engine, Requests
 from outrider.models.base import Rows
 from outrider.models.protocol import ProtocolTarget
@@ -92,8 +92,6 @@ class World:
         target = Slow(Chant(lambda place: 0.0, 1), self.clock, target_s)
         self.model = ModelDrafter(Slow(Chant(wrong, 2), self.clock, draft_s), name="draft")
         if drafter is None:
-            from outrider.control.settings import ControlSettings
-
             self.controller = Controller(
                 [self.model, *more], ControlSettings(**settings), clock=self.clock
             )
@@ -114,22 +112,32 @@ class World:
     def complete(
         self, tokens: int, prompts: Sequence[Sequence[int]], **sampling
     ) -> list[Completion]:
-        params = SamplingParams(**{"max_tokens": tokens, "temperature": 0.0, **sampling})
+        params = SamplingParams(
+            max_tokens=tokens, temperature=sampling.pop("temperature", 0.0), **sampling
+        )
         return self.requests.complete([Request(tuple(prompt), params) for prompt in prompts])
 
 
-def fixed(depth: int) -> Callable[[World], Drafter]:
+class Fixed(ModelDrafter):
     """The draft model at one depth, for comparison."""
 
-    class Fixed(type_of_model()):
-        def propose(self, texts, depths, draws):
-            return super().propose(texts, [min(depth, one) for one in depths], draws)
+    depth = 1
+
+    def propose(self, texts, depths, draws):
+        return super().propose(texts, [min(self.depth, one) for one in depths], draws)
+
+
+def fixed(depth: int) -> Callable[[World], Drafter]:
+    """What makes it in a world."""
 
     def made(world: World) -> Drafter:
-        return Fixed(world.model.model, name="draft")
+        drafter = Fixed(world.model.model)
+        drafter.depth = depth
+        return drafter
 
     return made
 
 
-def type_of_model() -> type[ModelDrafter]:
-    return ModelDrafter
+def plain(world: World) -> Drafter:
+    """Nobody drafts in a world."""
+    return NoDrafter()
