@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,7 +32,7 @@ Drafter = Annotated[
         metavar="SPEC",
         help="Who guesses: auto, none, draft, draft:PATH, bridge:PATH, ngram, suffix, recycle, "
         "grammar, int8, early-exit, early-exit:L, early-exit:PATH, eagle:PATH, medusa:PATH, mtp, "
-        "mtp:PATH, or a+b.",
+        "mtp:PATH, a+b, or a,b for the best of them in each round.",
     ),
 ]
 ExitThreshold = Annotated[
@@ -40,6 +41,20 @@ ExitThreshold = Annotated[
         help="early-exit stops guessing where its confidence is below; by default what its head "
         "says, or never."
     ),
+]
+MinAcceptanceRate = Annotated[
+    float | None,
+    typer.Option(
+        help="Leave a drafter of whose tokens a smaller share is kept; by default measured times "
+        "alone decide.",
+    ),
+]
+MaxDepth = Annotated[
+    int | None, typer.Option(help="Tokens that auto and a,b let be guessed per round; 16.")
+]
+Fallback = Annotated[
+    str | None,
+    typer.Option(help="Who guesses where nobody pays: none (the default), or one of the drafters."),
 ]
 Depth = Annotated[
     int | None,
@@ -127,7 +142,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """What `LLM.load` is given."""
+    """What `LLM.load` is given; of `bounds`, those of a controller, None is its default."""
 
     model: str
     drafter: str
@@ -142,6 +157,7 @@ class Loading:
     share_prefixes: bool = True
     compile: bool | None = None
     exit_threshold: float | None = None
+    bounds: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def load(self) -> LLM:
         """The model, ready; torch and transformers are imported here and not before."""
@@ -161,6 +177,7 @@ class Loading:
             "share_prefixes": self.share_prefixes,
             "compile": "auto" if self.compile is None else self.compile,
             "exit_threshold": self.exit_threshold,
+            **{name: value for name, value in self.bounds.items() if value is not None},
         }
         # Unless it was done before, compiling takes half a minute for each of two models.
         waiting = terminal.err().status("loading and compiling, once for each model ...")
