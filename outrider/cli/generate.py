@@ -37,6 +37,7 @@ def generate(
     rule: options.Rule = None,
     width: options.Width = 1,
     nodes: options.Nodes = None,
+    shape: options.Shape = None,
     lossy: options.Lossy = False,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", "-n", help="New tokens at most.")
@@ -136,6 +137,7 @@ def generate(
     loading = options.Loading(
         model, drafter, depth, rule, strict, dtype, device, width, nodes,
         lossless=not lossy, share_prefixes=not compare, compile=compile,
+        shape=options.as_shape(shape),
     )  # fmt: skip
     sampling, loading = _settled(sampling, loading)
     with nullcontext() if trace is None else trace.open("w", encoding="utf-8") as rounds:
@@ -180,7 +182,7 @@ def _settled(
     from outrider.noise import fresh_seed
 
     depth = Speculation(loading.drafter, loading.depth).depth(loading.width)
-    trees = tree_budget(depth, loading.width, loading.nodes)
+    trees = tree_budget(depth, loading.width, loading.nodes, loading.shape)
     rule = resolve_rule(loading.rule, sampling, trees=trees, lossless=loading.lossless)
     if sampling.seed is None:
         sampling = replace(sampling, seed=fresh_seed())

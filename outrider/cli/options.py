@@ -53,6 +53,14 @@ Width = Annotated[
 Nodes = Annotated[
     int | None, typer.Option(help="Tokens of a drafted tree at most; by default width x depth.")
 ]
+Shape = Annotated[
+    str | None,
+    typer.Option(
+        help="One shape for all drafted trees: the row each node follows, such as 0,0,1 for two "
+        "children and one grandchild; row 0 is the text.",
+        metavar="ROWS",
+    ),
+]
 Lossy = Annotated[
     bool,
     typer.Option("--lossy", help="Let rules through that change the law of the text."),
@@ -133,6 +141,7 @@ class Loading:
     lossless: bool = True
     share_prefixes: bool = True
     compile: bool | None = None
+    shape: tuple[int, ...] | None = None
 
     def load(self) -> LLM:
         """The model, ready; torch and transformers are imported here and not before."""
@@ -148,6 +157,7 @@ class Loading:
             "rule": self.rule,
             "width": self.width,
             "nodes": self.nodes,
+            "shape": self.shape,
             "lossless": self.lossless,
             "share_prefixes": self.share_prefixes,
             "compile": "auto" if self.compile is None else self.compile,
@@ -210,6 +220,22 @@ def as_bias(pairs: list[str] | None) -> dict[int, float]:
                 f"logit-bias {pair!r}: a token id and a number are due, such as 42=-1.5"
             ) from error
     return biases
+
+
+def as_shape(given: str | None) -> tuple[int, ...] | None:
+    """The parent rows of a shape.
+
+    Raises:
+        InvalidConfig: something else than whole numbers and commas.
+    """
+    if given is None:
+        return None
+    try:
+        return tuple(map(int, given.split(",")))
+    except ValueError as error:
+        raise InvalidConfig(
+            f"shape {given!r}: the row each node follows is due, such as 0,0,1"
+        ) from error
 
 
 def as_schema(given: str | None) -> str | None:

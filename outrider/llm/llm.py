@@ -46,6 +46,7 @@ from outrider.models.grammar import Grammars
 from outrider.models.hf import HuggingFaceTarget
 from outrider.models.protocol import DraftModel
 from outrider.models.text import Tokenizer
+from outrider.tree import TreeBudget
 from outrider.types import Completion, Delta, Request, SpeculativeMetrics
 
 Prompt = str | Sequence[int]
@@ -59,6 +60,7 @@ OPTIONS = (
     "pack",
     "prefill_chunk",
     "rule",
+    "shape",
     "share_prefixes",
     "width",
 )
@@ -116,6 +118,7 @@ class LLM:
         rule: str | None = None,
         width: int = 1,
         nodes: int | None = None,
+        shape: Sequence[int] | None = None,
         lossless: bool = True,
         max_texts: int = 64,
         prefill_chunk: int = 512,
@@ -138,7 +141,7 @@ class LLM:
             Emitter(tokenizer),
             max_texts=max_texts,
             chunk=prefill_chunk,
-            trees=tree_budget(k, width, nodes),
+            trees=tree_budget(k, width, nodes, shape),
         )
         self._requests = Requests(
             engine, depth=k, end_tokens=tokenizer.end_tokens(), lossless=lossless
@@ -167,7 +170,9 @@ class LLM:
             dtype: "float32", "bfloat16", ...; None = bfloat16 where the processor has it.
             strict: one arithmetic class for everything, so that logits are equal bit for bit.
             speculative_config: vLLM's dictionary, instead of `drafter`, `k` and `rule`.
-            **options: k, rule, width and nodes (of drafted trees; width=1 drafts chains),
+            **options: k, rule, width and nodes (of drafted trees; width=1 drafts chains), shape
+                (the parent's row per node of the one shape of all trees, of which k levels are
+                drafted, all by default),
                 lossless (False lets rules through that change the law), max_texts, prefill_chunk,
                 cache_bytes (of target and draft model together), pack (large weights laid out for
                 the processor; on by default), compile (True makes machine code of the forwards and
@@ -221,6 +226,8 @@ class LLM:
         share_cache(cache_bytes, target(), drafter)
         width = options.get("width", 1)
         k = asked.depth(width if isinstance(width, int) else 1)
+        if asked.k is None and options.get("shape") is not None:
+            k = TreeBudget.of_shape(options["shape"]).levels or k
         llm = cls(target(), tokenizer, drafter, k=k, rule=asked.rule, **options)
         if refused is not None:
             llm._refused = refused
