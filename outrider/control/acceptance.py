@@ -1,0 +1,135 @@
+"""How likely drafted tokens are kept: discounted counts per position, from past rounds alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Sequenced
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from outrider.config import check_between
+from outrider.errors import InvalidConfig
+
+DISCOUNT = 0.95
+"""What a count is worth after one more round: some 20 rounds are remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """What is thought of a drafter before anything is seen.
+
+    Attributes:
+        rate: conditional acceptance of every position.
+        weight: how many observations of the first position that counts for; a later position
+            begins with the rate of the one before it.
+    """
+
+    rate: float = 0.6
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Discounted counts of one drafter, an immutable record.
+
+    `kept[i]` counts rounds whose drafted token i was kept, `reached[i]` those whose tokens before
+    it were kept, and that were to draft so far: a drafter that had nothing to offer there failed.
+
+    Attributes:
+        kept: for each position.
+        reached: for each position, as long as `kept`.
+        discount: what a count is worth after one more observation of its position.
+        prior: of the first position.
+    """
+
+    kept: tuple[float, ...] = ()
+    reached: tuple[float, ...] = ()
+    discount: float = DISCOUNT
+    prior: Prior = Prior()
+
+    def __post_init__(self) -> None:
+        check_between("discount", self.discount, 0.0, 1.0)
+        if len(self.kept) != len(self.reached):
+            raise InvalidConfig(
+                f"{len(self.kept)} counts of kept tokens and {len(self.reached)} of reached "
+                "positions; give one each"
+            )
+
+    def saw(self, kept: int, asked: int) -> Acceptance:
+        """With one more round: its first `kept` tokens of up to `asked` were kept."""
+        outcomes = [1.0] * kept + [0.0] * (kept < asked)
+        return self.saw_rates(outcomes)
+
+    def saw_rates(self, rates: Sequenced[float]) -> Acceptance:
+        """With one more round of which each position's chance is known, as `1 - TV(p, q)` is.
+
+        This is the full-information estimate: a drafter's laws beside the target's along a
+        trajectory say what it would have kept, whoever drafted. A position counts as far as the
+        ones before it would have been kept.
+        """
+        kept, reached = list(self.kept), list(self.reached)
+        weight = 1.0
+        for i, rate in enumerate(rates):
+            if weight <= 0.0:
+                break
+            if i == len(kept):
+                kept.append(0.0)
+                reached.append(0.0)
+            # A position seen with little weight forgets little.
+            left = 1.0 - (1.0 - self.discount) * weight
+            kept[i] = kept[i] * left + weight * rate
+            reached[i] = reached[i] * left + weight
+            weight *= rate
+        return Acceptance(tuple(kept), tuple(reached), self.discount, self.prior)
+
+    def conditional(self, depth: int) -> list[float]:
+        """P(position i kept | those before it kept) for `depth` positions."""
+        rates: list[float] = []
+        before = self.prior.rate
+        weight = self.prior.weight
+        for i in range(depth):
+            if i < len(self.kept):
+                before = (self.kept[i] + weight * before) / (self.reached[i] + weight)
+            rates.append(before)
+        return rates
+
+    def survival(self, depth: int) -> list[float]:
+        """P(the first i tokens kept), i from 1 to `depth`."""
+        along: list[float] = []
+        chance = 1.0
+        for rate in self.conditional(depth):
+            chance *= rate
+            along.append(chance)
+        return along
+
+    def expected_tokens(self, depth: int) -> float:
+        """Tokens of a round that drafts `depth`, the target's own included."""
+        return 1.0 + sum(self.survival(depth))
+
+    @property
+    def weight(self) -> float:
+        """How many rounds the first position's rate rests on."""
+        return self.reached[0] if self.reached else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, ready for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Acceptance:
+        """The counts of `as_dict`.
+
+        Raises:
+            InvalidConfig: something else.
+        """
+        try:
+            return cls(
+                tuple(map(float, found["kept"])),
+                tuple(map(float, found["reached"])),
+                float(found["discount"]),
+                Prior(**found["prior"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, InvalidConfig):
+                raise
+            raise InvalidConfig(f"no acceptance counts: {error!r}") from error
