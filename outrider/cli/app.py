@@ -13,6 +13,7 @@ from outrider.cli.demo import demo
 from outrider.cli.doctor import doctor
 from outrider.cli.generate import generate
 from outrider.cli.profile import profile
+from outrider.cli.replay import replay
 from outrider.cli.terminal import INTERRUPTED, drop_output, error_line, flush, prepare
 from outrider.cli.train import train_eagle3, train_lm
 from outrider.errors import OutriderError
@@ -34,6 +35,7 @@ app.command()(generate)
 app.command()(demo)
 app.command()(doctor)
 app.command()(profile)
+app.command()(replay)
 train.command("lm")(train_lm)
 train.command("eagle3")(train_eagle3)
 
