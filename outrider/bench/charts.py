@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from outrider.control.plan import Plan, Prediction
 from outrider.control.replay import Replayed
 from outrider.errors import MissingExtra
 
@@ -76,3 +77,137 @@ def curve(one: Replayed) -> list[float]:
             now += step.seconds
             times += [now] * (step.kept + 1)
     return times
+
+
+def draw_plan(found: Plan, folder: Path) -> list[Path]:
+    """Four charts: speed-up by depth and batch, acceptance, where time goes, foretold and run.
+
+    Returns:
+        The PNGs; the last one only where something was run.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = {
+        "speedup.png": _speedup,
+        "acceptance.png": _acceptance,
+        "stages.png": _stages,
+        **({"predicted.png": _predicted} if found.verified else {}),
+    }
+    for name, draw in drawn.items():
+        draw(found).savefig(folder / name, dpi=110)
+    return [folder / name for name in drawn]
+
+
+def _batches(found: Plan) -> list[int]:
+    return sorted({one.candidate.batch for one in found.predictions})
+
+
+def _speedup(found: Plan) -> Any:
+    batches = _batches(found)
+    figure, axes = sheet(len(batches))
+    for axis, batch in zip(axes, batches, strict=True):
+        lines: dict[str, list[Prediction]] = {}
+        for one in found.of(batch):
+            kind = one.candidate
+            if kind.depth and kind.shape is None:
+                name = kind.drafter + (f", trees {kind.width} wide" if kind.nodes else "")
+                name += f", {kind.rule}"
+                lines.setdefault(name, []).append(one)
+        for colour, (name, own) in zip(COLOURS * len(lines), sorted(lines.items()), strict=False):
+            own.sort(key=lambda one: one.candidate.depth)
+            depths = [one.candidate.depth for one in own]
+            axis.plot(depths, [one.speedup.mean for one in own], "o-", color=colour, label=name)
+            low, high = ([getattr(one.speedup, end) for one in own] for end in ("low", "high"))
+            axis.fill_between(depths, low, high, color=colour, alpha=0.15, linewidth=0)
+        axis.axhline(1.0, color="black", linewidth=0.8)
+        axis.set_ylim(bottom=0)
+        axis.legend(fontsize=8)
+        best = found.best(batch)
+        said = "nothing pays: decode plainly" if best.candidate.depth == 0 else str(best.candidate)
+        titled(
+            axis,
+            f"Predicted speed-up, {batch} text{'s' * (batch > 1)} at a time",
+            f"Above 1 it pays. To run: {said}.",
+            ("levels drafted", "times as fast as plain decoding"),
+        )
+    return figure
+
+
+def _acceptance(found: Plan) -> Any:
+    figure, (axis,) = sheet(1)
+    for colour, (name, rates) in zip(COLOURS, found.acceptance.items(), strict=False):
+        axis.plot(range(1, len(rates) + 1), rates, "o-", color=colour, label=name)
+    axis.set_ylim(0, 1)
+    axis.legend(fontsize=8)
+    titled(
+        axis,
+        "Acceptance by position",
+        "How likely all guesses up to a position are kept; the area below is what a round gains.",
+        ("position in the draft", "probability"),
+    )
+    return figure
+
+
+def _stages(found: Plan) -> Any:
+    batches = _batches(found)
+    figure, axes = sheet(len(batches))
+    for axis, batch in zip(axes, batches, strict=True):
+        own = found.of(batch)
+        plain = next(one for one in own if one.candidate.depth == 0)
+        shown = [plain, *[one for one in own if one.candidate.depth][:5]][::-1]
+        left = [0.0] * len(shown)
+        for colour, part, name in zip(
+            COLOURS,
+            range(3),
+            ("drafting", "target's forward", "rules, controls, rest"),
+            strict=False,
+        ):
+            widths = [1e3 * one.stages[part] / (batch * one.tokens_per_round) for one in shown]
+            axis.barh(range(len(shown)), widths, left=left, color=colour, label=name)
+            left = [at + width for at, width in zip(left, widths, strict=True)]
+        names = [str(one.candidate) for one in shown]
+        axis.set_yticks(range(len(shown)), names, fontsize=8)
+        axis.legend(fontsize=8)
+        titled(
+            axis,
+            f"Where the time of a token goes, {batch} at a time",
+            "A round's time shared out over the tokens it makes; shorter is faster.",
+            ("milliseconds a token", ""),
+        )
+    return figure
+
+
+def _predicted(found: Plan) -> Any:
+    figure, (axis,) = sheet(1)
+    told = [one.prediction.speedup for one in found.verified]
+    ran = [one.speedup for one in found.verified]
+    held = sum(one.holds for one in found.verified)
+    for colour, one in zip(COLOURS * len(ran), found.verified, strict=False):
+        x, y = one.prediction.speedup, one.speedup
+        axis.errorbar(
+            x.mean,
+            y.mean,
+            xerr=[[x.mean - x.low], [x.high - x.mean]],
+            yerr=[[y.mean - y.low], [y.high - y.mean]],
+            fmt="o",
+            color=colour,
+            capsize=2,
+            label=f"{one.prediction.candidate}, batch {one.prediction.candidate.batch}",
+        )
+    ends = [
+        0.9 * min(one.low for one in (*told, *ran)),
+        1.1 * max(one.high for one in (*told, *ran)),
+    ]
+    axis.plot(ends, ends, color="black", linewidth=0.8)
+    axis.fill_between(ends, [0.9 * at for at in ends], [1.1 * at for at in ends], alpha=0.1)
+    axis.legend(fontsize=8)
+    titled(
+        axis,
+        "Predicted against measured speed-up",
+        f"On the line both agree; the band is 10 %. {held} of {len(ran)} are in it, or in their "
+        "interval.",
+        ("predicted, times plain decoding", "measured, times plain decoding"),
+    )
+    return figure

@@ -12,6 +12,7 @@ from outrider.cli.certify import certify
 from outrider.cli.demo import demo
 from outrider.cli.doctor import doctor
 from outrider.cli.generate import generate
+from outrider.cli.plan import plan
 from outrider.cli.profile import profile
 from outrider.cli.replay import replay
 from outrider.cli.terminal import INTERRUPTED, drop_output, error_line, flush, prepare
@@ -35,6 +36,7 @@ app.command()(generate)
 app.command()(demo)
 app.command()(doctor)
 app.command()(profile)
+app.command()(plan)
 app.command()(replay)
 train.command("lm")(train_lm)
 train.command("eagle3")(train_eagle3)
@@ -54,6 +56,7 @@ def outrider(
       outrider generate --model ./my-model --drafter ngram --file prompt.txt --compare
       outrider doctor
       outrider profile
+      outrider plan
     """
     if version:
         typer.echo(f"outrider {__version__}")

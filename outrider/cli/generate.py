@@ -38,6 +38,7 @@ def generate(
     width: options.Width = 1,
     nodes: options.Nodes = None,
     shape: options.Shape = None,
+    profile: options.Profile = None,
     lossy: options.Lossy = False,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", "-n", help="New tokens at most.")
@@ -108,6 +109,7 @@ def generate(
       outrider generate --model ./llama --drafter draft:./llama-small --file prompt.txt
       outrider generate --repetition-penalty 1.2 --no-repeat-ngram 4 --bad-word TODO "def f("
       outrider generate --drafter ngram+draft --trace rounds.jsonl "def f("
+      outrider generate --profile plan.toml "def f("
       outrider generate --trace rounds.jsonl --observe --depth 8 "def f("
       outrider generate --regex "[0-9]{4}-[0-9]{2}" --drafter grammar+draft "date = "
       git log -1 | outrider generate --max-tokens 40 --stop "." --json
@@ -149,7 +151,7 @@ def generate(
         model, drafter, depth, rule, strict, dtype, device, width, nodes,
         lossless=not lossy, share_prefixes=not compare, compile=compile,
         shape=options.as_shape(shape),
-    )  # fmt: skip
+    ).profiled(profile)  # fmt: skip
     sampling, loading = _settled(sampling, loading)
     with nullcontext() if trace is None else trace.open("w", encoding="utf-8") as rounds:
         llm = loading.load()
@@ -242,7 +244,8 @@ def _traced(
         finally:
             llm.rule = rule
     if how.observe and not run.interrupted:
-        for text in timed(requests, asked, depths_to_time(requests.depth)):
+        there, back = timed(requests, asked, depths_to_time(requests.depth))
+        for text in (*there, *back):
             number = writer.text(text.settings)
             for one in text.rounds:
                 writer.round(number, one.trace)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -125,6 +125,16 @@ Logprobs = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
+Profile = Annotated[
+    Path | None,
+    typer.Option(
+        "--profile",
+        metavar="FILE",
+        help="Draft as `outrider plan --save` found best; options given beside it count instead.",
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Loading:
     """What `LLM.load` is given."""
@@ -142,6 +152,25 @@ class Loading:
     share_prefixes: bool = True
     compile: bool | None = None
     shape: tuple[int, ...] | None = None
+
+    def profiled(self, file: Path | None) -> Loading:
+        """With what a profile says where nothing else was asked for."""
+        if file is None:
+            return self
+        from outrider.llm.profile import read_profile
+
+        said = read_profile(file)
+        asked = {"drafter": "auto", "width": 1}
+        names = {"k": "depth"}
+        found = {names.get(name, name): value for name, value in said.items()}
+        return replace(
+            self,
+            **{
+                name: tuple(value) if name == "shape" else value
+                for name, value in found.items()
+                if getattr(self, name) == asked.get(name)
+            },
+        )
 
     def load(self) -> LLM:
         """The model, ready; torch and transformers are imported here and not before."""
@@ -235,6 +264,32 @@ def as_shape(given: str | None) -> tuple[int, ...] | None:
     except ValueError as error:
         raise InvalidConfig(
             f"shape {given!r}: the row each node follows is due, such as 0,0,1"
+        ) from error
+
+
+def words(option: str, given: str | None) -> tuple[str, ...]:
+    """Words set apart by commas; none for nothing.
+
+    Raises:
+        InvalidConfig: an empty one among others.
+    """
+    found = tuple(word.strip() for word in (given or "").split(",")) if given else ()
+    if "" in found:
+        raise InvalidConfig(f"{option} {given!r}: words set apart by commas are due")
+    return found
+
+
+def whole(option: str, given: str) -> tuple[int, ...]:
+    """Whole numbers set apart by commas.
+
+    Raises:
+        InvalidConfig: something else.
+    """
+    try:
+        return tuple(int(word) for word in words(option, given))
+    except ValueError as error:
+        raise InvalidConfig(
+            f"{option} {given!r}: whole numbers set apart by commas are due, such as 1,8"
         ) from error
 
 

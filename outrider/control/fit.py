@@ -40,26 +40,14 @@ def costs_of(texts: Iterable[TracedText]) -> Costs:
     rounds = [(text, one) for text in texts for one in text.rounds if one.trace.round > 0]
     if not rounds:
         raise InvalidConfig("no round but those that read prompts; trace longer texts")
-    forwards: dict[tuple[int, int, int], list[TracedRound]] = defaultdict(list)
     kinds: dict[_Seen, list[TracedRound]] = defaultdict(list)
     for text, one in rounds:
-        nodes = len(one.trace.tokens)
-        size = one.trace.num_texts
-        where = one.trace.position // CONTEXT
-        forwards[size, size * (1 + nodes), where].append(one)
+        size, nodes = one.trace.num_texts, len(one.trace.tokens)
         kinds[_Seen(text.settings.drafter, size, levels_of(one), nodes)].append(one)
     other_s = median(text.settings.other_s for text in texts)
     text_s, row_s = _verification(kinds, other_s)
     costs = Costs(
-        tuple(
-            ForwardCost(
-                size,
-                rows,
-                round(median(one.trace.position for one in own)),
-                median(one.trace.times.score_s for one in own),
-            )
-            for (size, rows, _), own in sorted(forwards.items())
-        ),
+        _forwards([one for _, one in rounds]),
         {name: _drafting(kinds, name) for name in {kind.drafter for kind in kinds}},
         verify_text_s=text_s,
         verify_row_s=row_s,
@@ -73,6 +61,26 @@ def levels_of(one: TracedRound) -> int:
     for parent in one.trace.parents:
         depths.append(depths[parent] + 1)
     return max(depths)
+
+
+def _forwards(rounds: list[TracedRound]) -> tuple[ForwardCost, ...]:
+    """Medians by texts, rows and, where all kinds of forwards were seen at each, contexts."""
+    found: dict[int, dict[tuple[int, int], list[TracedRound]]] = {}
+    for one in rounds:
+        size = one.trace.num_texts
+        own = found.setdefault(one.trace.position // CONTEXT, {})
+        own.setdefault((size, size * (1 + len(one.trace.tokens))), []).append(one)
+    kinds = {kind for own in found.values() for kind in own}
+    if any(own.keys() != kinds for own in found.values()):
+        # Lines between contexts would lie between rows of different numbers.
+        found = {0: {k: [r for own in found.values() for r in own.get(k, [])] for k in kinds}}
+    return tuple(
+        ForwardCost(
+            size, rows, where * CONTEXT + CONTEXT // 2, median(r.trace.times.score_s for r in seen)
+        )
+        for where, own in sorted(found.items())
+        for (size, rows), seen in sorted(own.items())
+    )
 
 
 def _drafting(kinds: dict[_Seen, list[TracedRound]], name: str) -> DraftCost:

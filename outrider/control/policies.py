@@ -50,6 +50,11 @@ class Policy(ABC):
         """Nodes of trees at most; None leaves trees as they were traced."""
         return None
 
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """Parent rows of the one shape of all trees; None leaves trees as they were traced."""
+        return None
+
     @abstractmethod
     def levels(self, view: View, past: Acceptance) -> int:
         """Levels to draft, at most `view.room`."""
@@ -57,15 +62,21 @@ class Policy(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Fixed(Policy):
-    """The same depth in every round, 0 being plain decoding, and one budget of nodes."""
+    """The same depth in every round, 0 being plain decoding, and one budget of nodes or shape."""
 
     depth: int = 0
     budget: int | None = None
+    parents: tuple[int, ...] | None = None
 
     @property
     def nodes(self) -> int | None:
         """The budget."""
         return self.budget
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The shape."""
+        return self.parents
 
     def levels(self, view: View, past: Acceptance) -> int:
         """The depth."""

@@ -26,6 +26,7 @@ class Asked:
         sampling: of all of them; without a seed each gets one of its own, which chooses no rule.
         depth: levels drafted at most; 0 is plain decoding.
         rule: None chooses by `sampling`.
+        drafter: who guesses, a part of the engine's; None is the engine's own.
         batch: texts at a time; None makes all together.
     """
 
@@ -34,6 +35,12 @@ class Asked:
     depth: int
     rule: str | None = None
     batch: int | None = None
+    drafter: str | None = None
+
+
+def completed(requests: Requests, asked: Asked) -> list[Completion]:
+    """Texts made without a trace."""
+    return _complete(requests, asked, resolved(requests, asked), trace=False)[1]
 
 
 def recorded(requests: Requests, asked: Asked) -> list[TracedText]:
@@ -48,19 +55,32 @@ def observed(requests: Requests, asked: Asked) -> list[TracedText]:
         return _made(requests, asked, NAME, watched)
 
 
-def timed(requests: Requests, asked: Asked, depths: Sequence[int]) -> list[TracedText]:
-    """A few rounds of each depth as they run, to tell their costs; the first text is not counted.
+def timed(
+    requests: Requests, asked: Asked, depths: Sequence[int]
+) -> tuple[list[TracedText], list[TracedText]]:
+    """A few rounds of each depth as they run, to tell their costs.
 
     Two times through the depths, there and back, so that a machine that changes its pace meanwhile
-    does not favour some of them.
+    does not favour some of them, and may be seen to. What no stage of a round holds is measured
+    before, without a trace, which takes time of its own.
     """
     few = replace(asked, sampling=replace(asked.sampling, max_tokens=TIMED_TOKENS, min_tokens=0))
-    recorded(requests, replace(few, depth=max(depths)))
-    return [
-        text
-        for depth in (*depths, *reversed(depths))
-        for text in recorded(requests, replace(few, depth=depth))
-    ]
+    metrics = requests.engine.metrics
+    completed(requests, replace(few, depth=max(depths)))
+    before, rounds = metrics.other_s, metrics.rounds + metrics.plain_rounds
+    completed(requests, replace(few, depth=max(depths)))
+    rounds = metrics.rounds + metrics.plain_rounds - rounds
+    # A round of several texts counts once for each of them.
+    other_s = (metrics.other_s - before) * (asked.batch or len(asked.prompts)) / max(1, rounds)
+
+    def through(depths: Sequence[int]) -> list[TracedText]:
+        return [
+            replace(text, settings=replace(text.settings, other_s=max(0.0, other_s)))
+            for depth in depths
+            for text in recorded(requests, replace(few, depth=depth))
+        ]
+
+    return through(depths), through(depths[::-1])
 
 
 def depths_to_time(depth: int) -> tuple[int, ...]:
@@ -82,6 +102,21 @@ def resolved(requests: Requests, asked: Asked) -> str:
 def _made(
     requests: Requests, asked: Asked, rule: str, watched: Observed | None
 ) -> list[TracedText]:
+    made, done = _complete(requests, asked, rule, trace=True)
+    texts: list[TracedText] = []
+    for request, one in zip(made, done, strict=True):
+        rounds = [
+            TracedRound(own, None if watched is None else watched.would(one.seed, own.position))
+            for own in one.trace or ()
+        ]
+        settings = settings_of(requests, asked, request.prompt, observed=watched is not None)
+        texts.append(TracedText(settings, tuple(rounds)))
+    return texts
+
+
+def _complete(
+    requests: Requests, asked: Asked, rule: str, *, trace: bool
+) -> tuple[list[Request], list[Completion]]:
     seed = fresh_seed() >> 1 if asked.sampling.seed is None else asked.sampling.seed
     wanted = [
         Request(
@@ -90,23 +125,14 @@ def _made(
             replace(asked.sampling, seed=(seed + i) % 2**64),
             rule=rule,
             depth=asked.depth,
-            trace=True,
+            drafter=asked.drafter if asked.depth else None,
+            trace=trace,
         )
         for i, prompt in enumerate(asked.prompts)
     ]
-    texts: list[TracedText] = []
-    size = asked.batch or len(wanted)
-    for first in range(0, len(wanted), size):
-        part = wanted[first : first + size]
-        metrics = requests.engine.metrics
-        before, steps = metrics.other_s, metrics.rounds + metrics.plain_rounds
-        done = requests.complete(part)
-        steps = metrics.rounds + metrics.plain_rounds - steps
-        other_s = max(0.0, metrics.other_s - before) * len(part) / max(1, steps)
-        texts += [
-            _text(requests, asked, one, other_s, watched) for one in zip(part, done, strict=True)
-        ]
-    return texts
+    size = asked.batch or max(1, len(wanted))
+    parts = [wanted[first : first + size] for first in range(0, len(wanted), size)]
+    return wanted, [one for part in parts for one in requests.complete(part)]
 
 
 def settings_of(
@@ -115,13 +141,12 @@ def settings_of(
     prompt: Sequence[int],
     *,
     observed: bool,
-    other_s: float = 0.0,
 ) -> TextSettings:
     """How a text of these requests is made, for its trace."""
     trees = requests.engine.trees
     limit = asked.sampling.max_tokens
     return TextSettings(
-        drafter=requests.engine.drafter.name,
+        drafter=requests.engine.choice.of(asked.drafter).name,
         rule=resolved(requests, asked),
         depth=asked.depth,
         temperature=asked.sampling.temperature,
@@ -130,23 +155,4 @@ def settings_of(
         observed=observed,
         width=None if trees is None else trees.width,
         nodes=None if trees is None else trees.nodes,
-        other_s=other_s,
     )
-
-
-def _text(
-    requests: Requests,
-    asked: Asked,
-    made: tuple[Request, Completion],
-    other_s: float,
-    watched: Observed | None,
-) -> TracedText:
-    request, done = made
-    rounds = [
-        TracedRound(one, None if watched is None else watched.would(done.seed, one.position))
-        for one in done.trace or ()
-    ]
-    settings = settings_of(
-        requests, asked, request.prompt, observed=watched is not None, other_s=other_s
-    )
-    return TracedText(settings, tuple(rounds))

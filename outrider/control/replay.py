@@ -107,10 +107,35 @@ class Guesses:
             kept += 1
         return Drafted(levels, levels, kept)
 
-    def draft(self, made: int, levels: int, nodes: int | None = None) -> Drafted:
-        """A draft behind `made` tokens, of so many levels and nodes at most."""
+    def _shaped(self, made: int, levels: int, shape: tuple[int, ...]) -> Drafted:
+        """A draft of one shape: of each row it has as many children as the shape has there."""
+        one, _ = self._at[made]
+        places = {0: 0}
+        ranks = _ranks(shape)
+        inside = [depth for depth in _depths(shape)[1:] if depth <= levels]
+        for row, (parent, rank) in enumerate(_ranks(one.trace.parents), start=1):
+            found = (places.get(parent), rank)
+            if found in ranks:
+                places[row] = ranks.index(found) + 1
+        kept = 0
+        for row in one.path[:levels]:
+            if row not in places:
+                break
+            kept += 1
+        return Drafted(max(inside, default=0), len(inside), kept)
+
+    def draft(
+        self,
+        made: int,
+        levels: int,
+        nodes: int | None = None,
+        shape: tuple[int, ...] | None = None,
+    ) -> Drafted:
+        """A draft behind `made` tokens, of so many levels and nodes at most, or of a shape."""
         if levels == 0:
             return Drafted(0, 0, 0)
+        if shape is not None and made in self._at:
+            return self._shaped(made, levels, shape)
         if self._ratios is not None:
             return self._by_law(made, levels)
         if made not in self._at:
@@ -133,6 +158,19 @@ class Guesses:
         # Past the end of what was drafted there, nobody knows.
         cut = above > 0 and deepest < levels and kept == deepest
         return Drafted(deepest, len(inside), kept, known=not cut)
+
+    def path(self, made: int) -> tuple[int, ...]:
+        """Rows that the rule keeps of the draft behind `made` tokens."""
+        return self._at[made][0].path if made in self._at else ()
+
+    def by_worth(self, made: int, levels: int) -> list[int]:
+        """Rows of the first levels of a tree, the most promising first; as drawn where none is."""
+        if made not in self._at:
+            return []
+        trace = self._at[made][0].trace
+        depths, worths = _depths(trace.parents), trace.worths
+        rows = [row for row in range(1, len(depths)) if depths[row] <= levels]
+        return rows if worths is None else sorted(rows, key=lambda row: (-worths[row - 1], row))
 
     def draft_probs(self, made: int) -> tuple[float, ...]:
         """Of a chain the tokens' probabilities under the draft's law; empty where it is certain."""
@@ -286,7 +324,7 @@ class _Walk:
         )
 
     def drafted(self, made: int, levels: int) -> Drafted:
-        return self.guesses.draft(made, levels, self.policy.nodes)
+        return self.guesses.draft(made, levels, self.policy.nodes, self.policy.shape)
 
     def next(self) -> Drafted:
         """What the policy drafts now."""
@@ -376,6 +414,11 @@ def _as_run(texts: Sequence[TracedText]) -> Replayed:
         steps.append(tuple(own))
     wall_s = sum(step.seconds for text in steps for step in text)
     return Replayed("traced", False, tuple(steps), 0.0, wall_s)
+
+
+def _ranks(parents: Sequence[int]) -> list[tuple[int | None, int]]:
+    """Of each node its parent's row and its place among the children there."""
+    return [(parent, list(parents[:j]).count(parent)) for j, parent in enumerate(parents)]
 
 
 def _depths(parents: Sequence[int]) -> list[int]:

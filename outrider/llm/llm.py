@@ -42,6 +42,7 @@ from outrider.llm.load import (
     tokenizer_of,
 )
 from outrider.llm.options import Speculation
+from outrider.llm.profile import read_profile
 from outrider.models.grammar import Grammars
 from outrider.models.hf import HuggingFaceTarget
 from outrider.models.protocol import DraftModel
@@ -59,6 +60,7 @@ OPTIONS = (
     "nodes",
     "pack",
     "prefill_chunk",
+    "profile",
     "rule",
     "shape",
     "share_prefixes",
@@ -172,7 +174,8 @@ class LLM:
             speculative_config: vLLM's dictionary, instead of `drafter`, `k` and `rule`.
             **options: k, rule, width and nodes (of drafted trees; width=1 drafts chains), shape
                 (the parent's row per node of the one shape of all trees, of which k levels are
-                drafted, all by default),
+                drafted, all by default), profile (a file of `outrider plan --save`; what is given
+                beside it counts instead),
                 lossless (False lets rules through that change the law), max_texts, prefill_chunk,
                 cache_bytes (of target and draft model together), pack (large weights laid out for
                 the processor; on by default), compile (True makes machine code of the forwards and
@@ -195,6 +198,10 @@ class LLM:
                     f"option {name!r} does not exist; options are {', '.join(OPTIONS)}"
                     + nearest(name, (*NAMED, *OPTIONS), ALIASES)
                 )
+        if "profile" in options:
+            said = read_profile(options.pop("profile"))
+            found = said.pop("drafter", drafter)
+            drafter, options = found if drafter == "auto" else drafter, said | options
         if not isinstance(drafter, (str, Drafter)) and not isinstance(drafter, DraftModel):
             raise InvalidConfig(
                 f"drafter={shown(drafter)}: a spec, a Drafter, or an object with vocab_size and "
