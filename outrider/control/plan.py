@@ -325,7 +325,8 @@ class _Planner:
         found: list[Candidate] = []
         for depth in depths:
             nodes = node_budget(_values(texts, depth), tree_costs, depth)
-            if nodes > 1:
+            # With no more nodes than levels it is a chain, or a tree of fewer levels.
+            if nodes > depth:
                 found.append(Candidate(drafter, rule, batch, depth, width, nodes))
         rates = _rank_rates(texts, width)
         best = best_static_tree(rates, tree_costs, max_nodes=MOST, max_levels=self._search.depth)
@@ -362,18 +363,9 @@ class _Planner:
         self._note(f"running the best {len(best)}, {batch} at a time")
         plain = Candidate("none", best[0].candidate.rule, batch)
         arms = [plain, *(one.candidate for one in best)]
-        for arm in arms:
-            self._rate(arm, self._asked.prompts[:batch], few=True)
-        rates: list[list[tuple[int, float]]] = [[] for _ in arms]
-        size = max(batch, -(-len(self._asked.prompts) // 6))
-        groups = [
-            self._asked.prompts[first : first + size]
-            for first in range(0, len(self._asked.prompts), size)
-        ]
-        for group in groups:
-            for which in (*range(len(arms)), *reversed(range(len(arms)))):
-                rates[which].append(self._rate(arms[which], group))
-        runs = [_pairs(one) for one in rates]
+        runs = _in_turn(
+            self._requests, [(self._arm(one), one.trees) for one in arms], self._asked.prompts
+        )
         found: list[Verified] = []
         for prediction, own in zip(best, runs[1:], strict=True):
             rate, gain = _bootstrap(own, runs[0])
@@ -381,20 +373,11 @@ class _Planner:
             found.append(Verified(prediction, rate.mean, plain_rate.mean, gain))
         return found
 
-    def _rate(
-        self, arm: Candidate, prompts: Sequence[Sequence[int]], *, few: bool = False
-    ) -> tuple[int, float]:
-        """Tokens and seconds of some prompts; `few` only warms up."""
-        engine = self._requests.engine
-        engine.trees = arm.trees
-        drafter = None if arm.depth == 0 else arm.drafter
-        sampling = self._asked.sampling
-        if few:
-            sampling = replace(sampling, max_tokens=8, min_tokens=0)
-        asked = Asked(prompts, sampling, arm.depth, arm.rule, arm.batch, drafter)
-        before = engine.metrics.committed, engine.metrics.wall_s
-        completed(self._requests, asked)
-        return engine.metrics.committed - before[0], engine.metrics.wall_s - before[1]
+    def _arm(self, one: Candidate) -> Asked:
+        drafter = None if one.depth == 0 else one.drafter
+        return replace(
+            self._asked, depth=one.depth, rule=one.rule, batch=one.batch, drafter=drafter
+        )
 
     def _break_even(self) -> list[BreakEven]:
         found: list[BreakEven] = []
@@ -417,6 +400,43 @@ class _Planner:
                 kept += np.arange(1, depth + 1) <= guesses.draft(made, depth).kept
                 count += 1
         return tuple((kept / max(1, count)).tolist())
+
+
+def measured(requests: Requests, arms: Sequence[Asked]) -> list[Spread]:
+    """Tokens per second of some ways to make the same texts, run in turn, there and back."""
+    trees = requests.engine.trees
+    runs = _in_turn(requests, [(arm, trees) for arm in arms], arms[0].prompts)
+    return [_bootstrap(one, one)[0] for one in runs]
+
+
+def _in_turn(
+    requests: Requests,
+    arms: Sequence[tuple[Asked, TreeBudget | None]],
+    prompts: Sequence[Sequence[int]],
+) -> list[list[tuple[int, float]]]:
+    """Tokens and seconds of each arm on each group of prompts: A B C C B A on one after another."""
+    batch = arms[0][0].batch or len(prompts)
+    for asked, trees in arms:
+        few = replace(asked.sampling, max_tokens=8, min_tokens=0)
+        _rate(requests, replace(asked, sampling=few, prompts=prompts[:batch]), trees)
+    # About six groups, of whole batches.
+    size = batch * max(1, round(len(prompts) / batch / 6))
+    rates: list[list[tuple[int, float]]] = [[] for _ in arms]
+    for first in range(0, len(prompts), size):
+        for which in (*range(len(arms)), *reversed(range(len(arms)))):
+            asked, trees = arms[which]
+            group = replace(asked, prompts=prompts[first : first + size])
+            rates[which].append(_rate(requests, group, trees))
+    return [_pairs(one) for one in rates]
+
+
+def _rate(requests: Requests, asked: Asked, trees: TreeBudget | None) -> tuple[int, float]:
+    """Tokens and seconds of some texts, made without a trace."""
+    engine = requests.engine
+    engine.trees = trees
+    before = engine.metrics.committed, engine.metrics.wall_s
+    completed(requests, asked)
+    return engine.metrics.committed - before[0], engine.metrics.wall_s - before[1]
 
 
 def _averaged(
