@@ -35,6 +35,8 @@ class TreeBudget:
     Attributes:
         width: children of a row at most, and rows of a level that get any; at least 2.
         nodes: nodes of a tree at most, 2 to 63.
+        shape: the parent's row per node of the one shape that every round's tree has; None grows
+            trees where the draft thinks that they are worth most.
 
     Raises:
         InvalidConfig: numbers that make no tree.
@@ -42,10 +44,49 @@ class TreeBudget:
 
     width: int
     nodes: int
+    shape: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         check_whole("width", self.width, 2)
         check_whole("nodes", self.nodes, 2, MAX_NODES + 1)
+
+    @classmethod
+    def of_shape(cls, parents: Sequence[int]) -> TreeBudget:
+        """The budget of one shape.
+
+        Raises:
+            InvalidConfig: rows that make no tree, or a chain, which needs no shape.
+        """
+        for j, parent in enumerate(parents):
+            check_whole("shape", parent, 0)
+            if parent > j:
+                raise InvalidConfig(
+                    f"shape: node {j} follows row {parent}; rows 0 (the root) to {j} stand before "
+                    "it"
+                )
+        width = max(map(list(parents).count, parents), default=0)
+        if width < 2:
+            raise InvalidConfig(
+                f"shape={tuple(parents)} is a chain; leave it out and set k={len(parents)}"
+            )
+        return cls(width, len(parents), tuple(parents))
+
+    @property
+    def levels(self) -> int | None:
+        """Nodes on the shape's longest path; None without a shape."""
+        return None if self.shape is None else _depth(self.shape)
+
+    def shaped(self, depth: int) -> tuple[int, ...] | None:
+        """Parent rows of the shape's first `depth` levels; None without a shape."""
+        if self.shape is None:
+            return None
+        depths, rows, kept = [0], {0: 0}, list[int]()
+        for j, parent in enumerate(self.shape):
+            depths.append(depths[parent] + 1)
+            if depths[-1] <= depth:
+                kept.append(rows[parent])
+                rows[j + 1] = len(kept)
+        return tuple(kept)
 
     def paths(self, depth: int) -> tuple[int, ...]:
         """Parent rows of `width` paths of one depth side by side, level by level."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Sequenced
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -307,8 +307,16 @@ class RoundTrace:
             left out of it; None where it is certain.
         target_probs: its probability under the target's law at its parent's row, after the
             request's sampling controls.
+        overlaps: 1 - TV of the two laws at its parent's row, which is the most that a rule can keep
+            of one token drawn there; None where it is certain.
+        entropies: of the target's law at its parent's row, in nats.
+        draft_entropies: of the law it was drawn from; None where it is certain.
+        worths: what each node of a tree grown to a budget was judged by; None in other drafts.
         path: rows that were accepted, from the root down.
         added: the token the target adds behind them.
+        added_prob: its probability under the target's law.
+        added_draft_prob: its probability under the law that a guess beside it was drawn from; None
+            where there is none, or it was certain.
         source: `correction` or `bonus`, what that one is.
         kept: how many of path and added token stayed after stop rules.
         num_texts: texts that went through the round together and share its times.
@@ -325,8 +333,14 @@ class RoundTrace:
     kinds: tuple[str, ...]
     draft_probs: tuple[float | None, ...]
     target_probs: tuple[float, ...]
+    overlaps: tuple[float | None, ...]
+    entropies: tuple[float, ...]
+    draft_entropies: tuple[float | None, ...]
+    worths: tuple[float, ...] | None
     path: tuple[int, ...]
     added: int
+    added_prob: float
+    added_draft_prob: float | None
     source: Source
     kept: int
     num_texts: int
@@ -335,6 +349,17 @@ class RoundTrace:
     def as_dict(self) -> dict[str, Any]:
         """The record, ready for JSON."""
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> RoundTrace:
+        """The record of `as_dict`, as JSON gives it back.
+
+        Raises:
+            KeyError, TypeError: something else.
+        """
+        named = {field.name: found[field.name] for field in fields(cls)}
+        lists = {name: tuple(one) for name, one in named.items() if isinstance(one, list)}
+        return cls(**(named | lists | {"times": StageTimes(**found["times"])}))
 
 
 @dataclass(frozen=True, slots=True)

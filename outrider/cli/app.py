@@ -13,7 +13,9 @@ from outrider.cli.demo import demo
 from outrider.cli.doctor import doctor
 from outrider.cli.export import export
 from outrider.cli.generate import generate
+from outrider.cli.plan import plan
 from outrider.cli.profile import profile
+from outrider.cli.replay import replay
 from outrider.cli.terminal import INTERRUPTED, drop_output, error_line, flush, prepare
 from outrider.cli.train import (
     train_draft,
@@ -41,6 +43,8 @@ app.command()(generate)
 app.command()(demo)
 app.command()(doctor)
 app.command()(profile)
+app.command()(plan)
+app.command()(replay)
 app.command()(export)
 train.command("lm")(train_lm)
 train.command("draft")(train_draft)
@@ -63,6 +67,7 @@ def outrider(
       outrider generate --model ./my-model --drafter ngram --file prompt.txt --compare
       outrider doctor
       outrider profile
+      outrider plan
     """
     if version:
         typer.echo(f"outrider {__version__}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -41,6 +41,8 @@ def generate(
     min_acceptance_rate: options.MinAcceptanceRate = None,
     max_depth: options.MaxDepth = None,
     fallback: options.Fallback = None,
+    shape: options.Shape = None,
+    profile: options.Profile = None,
     lossy: options.Lossy = False,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", "-n", help="New tokens at most.")
@@ -84,9 +86,17 @@ def generate(
             "--trace",
             metavar="FILE",
             help="Write every round here, a line of JSON each: candidates, their probabilities, "
-            "the path kept, times.",
+            "the path kept, times. `outrider replay` reads it.",
         ),
     ] = None,
+    observe: Annotated[
+        bool,
+        typer.Option(
+            "--observe",
+            help="With --trace: keep no guess, so that there is one behind every token and any "
+            "depth can be replayed, and time a few rounds of each depth. The text is the same.",
+        ),
+    ] = False,
 ) -> int:
     """Continue a prompt.
 
@@ -104,6 +114,8 @@ def generate(
       outrider generate --drafter draft,suffix --max-depth 8 --compare "def parse("
       outrider generate --repetition-penalty 1.2 --no-repeat-ngram 4 --bad-word TODO "def f("
       outrider generate --drafter ngram+draft --trace rounds.jsonl "def f("
+      outrider generate --profile plan.toml "def f("
+      outrider generate --trace rounds.jsonl --observe --depth 8 "def f("
       outrider generate --regex "[0-9]{4}-[0-9]{2}" --drafter grammar+draft "date = "
       git log -1 | outrider generate --max-tokens 40 --stop "." --json
     """
@@ -116,6 +128,8 @@ def generate(
         raise InvalidConfig(
             f"trace={str(trace)!r} takes time of its own, and --compare measures; leave one out"
         )
+    if observe and trace is None:
+        raise InvalidConfig("observe: what is observed is written by --trace FILE; add it")
     sampling = SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
@@ -146,7 +160,8 @@ def generate(
             "min_acceptance_rate": min_acceptance_rate, "max_depth": max_depth,
             "fallback": fallback,
         },
-    )  # fmt: skip
+        shape=options.as_shape(shape),
+    ).profiled(profile)  # fmt: skip
     sampling, loading = _settled(sampling, loading)
     with nullcontext() if trace is None else trace.open("w", encoding="utf-8") as rounds:
         llm = loading.load()
@@ -154,8 +169,10 @@ def generate(
         if compare:
             warm_up(llm, tokens, sampling)
         show = None if json_output else _Screen(llm, tokens)
-        tracing = rounds is not None
-        run = measure(llm, tokens, sampling, show=_traced(rounds, show), trace=tracing)
+        if rounds is None:
+            run = measure(llm, tokens, sampling, show=show)
+        else:
+            run = _traced(llm, tokens, sampling, show, _Tracing(rounds, loading, observe=observe))
     plain = measure(llm, tokens, sampling, depth=0) if compare and not run.interrupted else None
     interrupted = run.interrupted or (plain is not None and plain.interrupted)
     if interrupted:
@@ -191,28 +208,59 @@ def _settled(
     from outrider.noise import fresh_seed
 
     depth = Speculation(loading.drafter, loading.depth).depth(loading.width)
-    trees = tree_budget(depth, loading.width, loading.nodes)
+    trees = tree_budget(depth, loading.width, loading.nodes, loading.shape)
     rule = resolve_rule(loading.rule, sampling, trees=trees, lossless=loading.lossless)
     if sampling.seed is None:
         sampling = replace(sampling, seed=fresh_seed())
     return sampling, replace(loading, rule=rule)
 
 
+@dataclass(frozen=True, slots=True)
+class _Tracing:
+    """Where rounds are written, and how the model was loaded."""
+
+    file: IO[str]
+    loading: options.Loading
+    observe: bool
+
+
 def _traced(
-    rounds: IO[str] | None, show: Callable[[Delta], None] | None
-) -> Callable[[Delta], None] | None:
+    llm: LLM,
+    tokens: list[int],
+    sampling: SamplingParams,
+    show: Callable[[Delta], None] | None,
+    how: _Tracing,
+) -> Run:
     """Writes each round before it is shown; Ctrl-C loses the one under way at most."""
-    if rounds is None:
-        return show
+    from outrider.control.observe import NAME, observing
+    from outrider.control.record import Asked, depths_to_time, settings_of, timed
+    from outrider.control.trace import TraceWriter
 
-    def write(delta: Delta) -> None:
-        if delta.trace is not None:
-            rounds.write(json.dumps(delta.trace.as_dict()) + "\n")
-            rounds.flush()
-        if show is not None:
-            show(delta)
+    rule, writer, requests = str(llm.rule), TraceWriter(how.file), llm._requests
+    asked = Asked([tokens], replace(sampling, seed=sampling.seed), requests.depth, rule)
+    with observing(rule, lossless=how.loading.lossless) as watched:
+        number = writer.text(settings_of(requests, asked, tokens, observed=how.observe))
 
-    return write
+        def write(delta: Delta) -> None:
+            if delta.trace is not None:
+                seed, position = sampling.seed or 0, delta.trace.position
+                would = watched.would(seed, position) if how.observe else None
+                writer.round(number, delta.trace, would)
+            if show is not None:
+                show(delta)
+
+        llm.rule = NAME if how.observe else rule
+        try:
+            run = measure(llm, tokens, sampling, show=write, trace=True)
+        finally:
+            llm.rule = rule
+    if how.observe and not run.interrupted:
+        there, back = timed(requests, asked, depths_to_time(requests.depth))
+        for text in (*there, *back):
+            number = writer.text(text.settings)
+            for one in text.rounds:
+                writer.round(number, one.trace)
+    return run
 
 
 class _Screen:

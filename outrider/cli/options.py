@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -76,6 +76,14 @@ Width = Annotated[
 Nodes = Annotated[
     int | None, typer.Option(help="Tokens of a drafted tree at most; by default width x depth.")
 ]
+Shape = Annotated[
+    str | None,
+    typer.Option(
+        help="One shape for all drafted trees: the row each node follows, such as 0,0,1 for two "
+        "children and one grandchild; row 0 is the text.",
+        metavar="ROWS",
+    ),
+]
 Lossy = Annotated[
     bool,
     typer.Option("--lossy", help="Let rules through that change the law of the text."),
@@ -140,6 +148,16 @@ Logprobs = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
+Profile = Annotated[
+    Path | None,
+    typer.Option(
+        "--profile",
+        metavar="FILE",
+        help="Draft as `outrider plan --save` found best; options given beside it count instead.",
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Loading:
     """What `LLM.load` is given; of `bounds`, those of a controller, None is its default."""
@@ -158,6 +176,26 @@ class Loading:
     compile: bool | None = None
     exit_threshold: float | None = None
     bounds: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    shape: tuple[int, ...] | None = None
+
+    def profiled(self, file: Path | None) -> Loading:
+        """With what a profile says where nothing else was asked for."""
+        if file is None:
+            return self
+        from outrider.llm.profile import read_profile
+
+        said = read_profile(file)
+        asked = {"drafter": "auto", "width": 1}
+        names = {"k": "depth"}
+        found = {names.get(name, name): value for name, value in said.items()}
+        return replace(
+            self,
+            **{
+                name: tuple(value) if name == "shape" else value
+                for name, value in found.items()
+                if getattr(self, name) == asked.get(name)
+            },
+        )
 
     def load(self) -> LLM:
         """The model, ready; torch and transformers are imported here and not before."""
@@ -173,6 +211,7 @@ class Loading:
             "rule": self.rule,
             "width": self.width,
             "nodes": self.nodes,
+            "shape": self.shape,
             "lossless": self.lossless,
             "share_prefixes": self.share_prefixes,
             "compile": "auto" if self.compile is None else self.compile,
@@ -237,6 +276,48 @@ def as_bias(pairs: list[str] | None) -> dict[int, float]:
                 f"logit-bias {pair!r}: a token id and a number are due, such as 42=-1.5"
             ) from error
     return biases
+
+
+def as_shape(given: str | None) -> tuple[int, ...] | None:
+    """The parent rows of a shape.
+
+    Raises:
+        InvalidConfig: something else than whole numbers and commas.
+    """
+    if given is None:
+        return None
+    try:
+        return tuple(map(int, given.split(",")))
+    except ValueError as error:
+        raise InvalidConfig(
+            f"shape {given!r}: the row each node follows is due, such as 0,0,1"
+        ) from error
+
+
+def words(option: str, given: str | None) -> tuple[str, ...]:
+    """Words set apart by commas; none for nothing.
+
+    Raises:
+        InvalidConfig: an empty one among others.
+    """
+    found = tuple(word.strip() for word in (given or "").split(",")) if given else ()
+    if "" in found:
+        raise InvalidConfig(f"{option} {given!r}: words set apart by commas are due")
+    return found
+
+
+def whole(option: str, given: str) -> tuple[int, ...]:
+    """Whole numbers set apart by commas.
+
+    Raises:
+        InvalidConfig: something else.
+    """
+    try:
+        return tuple(int(word) for word in words(option, given))
+    except ValueError as error:
+        raise InvalidConfig(
+            f"{option} {given!r}: whole numbers set apart by commas are due, such as 1,8"
+        ) from error
 
 
 def as_schema(given: str | None) -> str | None:

@@ -123,7 +123,7 @@ class _Candidates:
         rows_BT = torch.nn.functional.pad(places_BC + 1, (1, 0))
         parents_BC = rows_BT.gather(1, torch.cat(self.parents, 1))
         made = [
-            torch.zeros(self.num_texts, num_nodes + 1, dtype=torch.int64, device=self.device)
+            part_BC.new_zeros(self.num_texts, num_nodes + 1)
             .scatter_(1, places_BC, part_BC)[:, :num_nodes]
             .contiguous()
             for part_BC in (
@@ -131,15 +131,16 @@ class _Candidates:
                 torch.where(kept_BC, parents_BC, 0),
                 torch.cat(self.kinds, 1),
                 torch.cat(self.law_rows, 1),
+                worth_BC,
             )
         ]
-        tokens_BN, parents_BN, kinds_BN, rows_BN = made
+        tokens_BN, parents_BN, kinds_BN, rows_BN, worth_BN = made
         tree = TokenTree(tokens_BN, parents_BN, kept_BC.sum(1), depth, self.width)
         kinds = draws.drawing.kinds
         if kinds == {Kind.POINT}:
-            return Draft(tree, None)
-        law = one_table(self.laws)
-        return Draft(tree, law, rows_BN, kinds_BN if len(kinds) > 1 else None, kinds)
+            return Draft(tree, None, worth_BN=worth_BN)
+        law, kinds_BN = one_table(self.laws), kinds_BN if len(kinds) > 1 else None
+        return Draft(tree, law, rows_BN, kinds_BN, kinds, worth_BN=worth_BN)
 
 
 def _side_by_side(parts: list[Tensor], counts_B: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from outrider.decoding.laws import Law
 from outrider.tree import TokenTree
 
 if TYPE_CHECKING:
-    from jaxtyping import Int64
+    from jaxtyping import Float64, Int64
 
 
 class Kind(IntEnum):
@@ -71,6 +71,7 @@ class Draft:
     kinds_BN: Int64[Tensor, "B N"] | None = None
     kinds: frozenset[Kind] = frozenset({Kind.POINT})
     part_BN: Int64[Tensor, "B N"] | None = None
+    worth_BN: Float64[Tensor, "B N"] | None = None
 
     @classmethod
     def chain(
@@ -82,12 +83,12 @@ class Draft:
 
     def to(self, device: torch.device) -> Draft:
         """The same draft on a device."""
-        rows, kinds, part = (
+        rows, kinds, part, worth = (
             None if one is None else one.to(device)
-            for one in (self.law_rows_BN, self.kinds_BN, self.part_BN)
+            for one in (self.law_rows_BN, self.kinds_BN, self.part_BN, self.worth_BN)
         )
         law = None if self.law is None else self.law.to(device)
-        return Draft(self.tree.to(device), law, rows, kinds, self.kinds, part)
+        return Draft(self.tree.to(device), law, rows, kinds, self.kinds, part, worth)
 
     def law_rows(self) -> Int64[Tensor, "B N"]:
         """Rows of `law`, written out."""

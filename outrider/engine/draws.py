@@ -96,10 +96,11 @@ class GroupDraws:
         """Trees, the drafter being asked level by level; see `drafters.base.RoundDraws`."""
         assert self.trees is not None, "the group drafts chains"
         growing = _Growing(self, roots_nV, depths, expand, ids_V)
-        depths_B = torch.tensor(list(depths))
-        if self._draws.drawing.ranked:
+        depths_B, deepest = torch.tensor(list(depths)), max(depths, default=0)
+        shape = self.trees.shaped(deepest)
+        if shape is None and self._draws.drawing.ranked:
             return grow_best(self._draws, self.trees, depths_B, growing.expand)
-        shape = self.trees.paths(max(depths, default=0))
+        shape = self.trees.paths(deepest) if shape is None else shape
         return clipped(grow(self._draws, shape, growing.expand), depths_B)
 
     def laws_of(

@@ -106,8 +106,9 @@ class Engine:
             laws = scores.laws(group)
             verdict = group.rule.verify(draft, laws, noise_B)
             alphas_B = alphas(group, draft, laws, verdict)
-            told_B = told(group, draft, scores, laws, verdict, lap.times)
             lap("verify_s")
+            told_B = told(group, draft, scores, laws, verdict, lap.times)
+            lap.skip()
             if group.drafter.wants_rows:
                 show_rows(group, draft, scores, verdict)
             self._commit(group, draft, scores, verdict, alphas_B, told_B)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from outrider.config import (
@@ -34,13 +35,17 @@ MAX_EXPANDED = 56
 """Tokens of one tree that a drafter can read beside what its text has pending."""
 
 
-def tree_budget(k: int, width: int = 1, nodes: int | None = None) -> TreeBudget | None:
+def tree_budget(
+    k: int, width: int = 1, nodes: int | None = None, shape: Sequence[int] | None = None
+) -> TreeBudget | None:
     """How large trees may be; None where chains are drafted.
 
     Raises:
-        InvalidConfig: numbers that make no tree, or nodes without a width.
+        InvalidConfig: numbers that make no tree, nodes without a width, a shape with either.
     """
     check_whole("width", width, 1)
+    if shape is not None:
+        return _of_shape(shape, width, nodes)
     if width > 1:
         if width * (k - 1) > MAX_EXPANDED:
             raise InvalidConfig(
@@ -51,6 +56,22 @@ def tree_budget(k: int, width: int = 1, nodes: int | None = None) -> TreeBudget 
     if nodes is not None:
         raise InvalidConfig(f"nodes={nodes} with width=1, which drafts chains; set width too")
     return None
+
+
+def _of_shape(shape: Sequence[int], width: int, nodes: int | None) -> TreeBudget:
+    if width > 1 or nodes is not None:
+        raise InvalidConfig(
+            f"shape={tuple(shape)} has its own width and nodes; leave width={width} and "
+            f"nodes={nodes} out"
+        )
+    trees = TreeBudget.of_shape(shape)
+    inner = len({*shape} - {0})
+    if inner > MAX_EXPANDED:
+        raise InvalidConfig(
+            f"a shape of which {inner} nodes have children makes a drafter read as many tokens of "
+            f"one tree, and there is room for {MAX_EXPANDED}; give a smaller one"
+        )
+    return trees
 
 
 def resolve_rule(
@@ -101,6 +122,8 @@ class SpeculativeDecoderConfig:
             seed, otherwise `block` for chains and `DEFAULT_TREE_RULE` for trees.
         width: children of a drafted token at most; 1 drafts chains, more drafts trees.
         nodes: nodes of a drafted tree at most; None is `width * k`, at most 63.
+        shape: the parent's row per node of the one shape of all drafted trees, instead of `width`
+            and `nodes`; row 0 is the text and node j row j + 1. Of its levels `k` are drafted.
         lossless: False lets rules through that change the law of the text.
         sampling: the law of every request of this decoder.
         eos_token: the end-of-text token id, acted on when `stop_on_eos`.
@@ -116,6 +139,7 @@ class SpeculativeDecoderConfig:
     rule: str | None = None
     width: int = 1
     nodes: int | None = None
+    shape: tuple[int, ...] | None = None
     lossless: bool = True
     sampling: SamplingParams = field(default_factory=SamplingParams)
     eos_token: int | None = None
@@ -128,7 +152,7 @@ class SpeculativeDecoderConfig:
         check_rule(self.rule)
         if self.rule is not None:
             rule_named(self.rule, lossless=self.lossless)
-        tree_budget(self.k, self.width, self.nodes)
+        tree_budget(self.k, self.width, self.nodes, self.shape)
         if not isinstance(self.sampling, SamplingParams):
             raise InvalidConfig(f"sampling={self.sampling!r}: SamplingParams(...) is due")
         check_between("cost_ratio", self.cost_ratio, 0.0, math.inf)
@@ -141,7 +165,7 @@ class SpeculativeDecoderConfig:
     @property
     def trees(self) -> TreeBudget | None:
         """How large drafted trees may be; None where chains are drafted."""
-        return tree_budget(self.k, self.width, self.nodes)
+        return tree_budget(self.k, self.width, self.nodes, self.shape)
 
     def with_k(self, k: int) -> SpeculativeDecoderConfig:
         """The same configuration with another draft length."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Sequenced
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -71,6 +72,7 @@ class _Rounds:
         tokens, parents = (part[b, :count].tolist() for part in (tree.tokens_BN, tree.parents_BN))
         path = self._verdict.path_BD[b, : int(self._verdict.num_accepted_B[b])].tolist()
         kinds = [Kind(kind) for kind in self._draft.node_kinds()[b, :count].tolist()]
+        added, worth_BN = int(self._verdict.token_B[b]), self._draft.worth_BN
         return RoundTrace(
             round=len(text.outbox),
             position=len(text.tokens),
@@ -80,32 +82,67 @@ class _Rounds:
             parents=tuple(parents),
             drafters=tuple(names_of(self._group, self._draft, b, range(1, count + 1))),
             kinds=tuple(kind.name.lower() for kind in kinds),
-            draft_probs=self._draft_probs(b, tokens, kinds),
-            target_probs=self._target_probs(b, tokens, parents),
+            **self._laws_in_short(b, tokens, parents, kinds),
+            **self._added(b, added, path[-1] if path else 0, (parents, kinds)),
+            worths=None if worth_BN is None else tuple(worth_BN[b, :count].tolist()),
             path=tuple(path),
-            added=int(self._verdict.token_B[b]),
+            added=added,
             source=added_source(parents, path),
             kept=len(path) + 1,
             num_texts=len(self._group.texts),
             times=self._times,
         )
 
-    def _draft_probs(
-        self, b: int, tokens: list[int], kinds: list[Kind]
-    ) -> tuple[float | None, ...]:
-        law = self._draft.law
-        if law is None:
-            return (None,) * len(tokens)
-        rows = self._draft.law_rows()[b, : len(tokens)]
-        probs = law.select(rows).prob_of(torch.tensor(tokens, device=law.probs.device)).tolist()
-        pairs = zip(probs, kinds, strict=True)
-        return tuple(None if kind == Kind.POINT else prob for prob, kind in pairs)
-
-    def _target_probs(self, b: int, tokens: list[int], parents: list[int]) -> tuple[float, ...]:
+    def _laws_in_short(
+        self, b: int, tokens: list[int], parents: list[int], kinds: list[Kind]
+    ) -> dict[str, tuple[Any, ...]]:
+        """The fields that say what the laws were at each token's parent's row."""
         # Siblings share their parent's row.
         rows = sorted(set(parents))
-        if not rows:
-            return ()
-        laws_nV = sampled(self._group, self._laws, b, rows)
+        p_nV = sampled(self._group, self._laws, b, rows) if rows else torch.empty(0, 0)
         places = [rows.index(parent) for parent in parents]
-        return tuple(laws_nV[places, tokens].tolist())
+        q_NV = self._draft_laws(b, len(tokens), p_nV)
+        apart_N = None if q_NV is None else (q_NV - p_nV[places]).abs().sum(-1).tolist()
+        certain = [kind == Kind.POINT for kind in kinds]
+
+        def drawn(numbers: list[float] | None) -> tuple[float | None, ...]:
+            if numbers is None:
+                return (None,) * len(tokens)
+            pairs = zip(numbers, certain, strict=True)
+            return tuple(None if sure else number for number, sure in pairs)
+
+        nodes = list(range(len(tokens)))
+        entropy_n = _entropies(p_nV)
+        return {
+            "draft_probs": drawn(None if q_NV is None else q_NV[nodes, tokens].tolist()),
+            "target_probs": tuple(p_nV[places, tokens].tolist()) if rows else (),
+            "overlaps": drawn(apart_N and [1 - apart / 2 for apart in apart_N]),
+            "entropies": tuple(entropy_n[place] for place in places),
+            "draft_entropies": drawn(None if q_NV is None else _entropies(q_NV)),
+        }
+
+    def _added(
+        self, b: int, token: int, row: int, nodes: tuple[list[int], list[Kind]]
+    ) -> dict[str, Any]:
+        """The fields that say how likely the added token was, at the row it follows."""
+        p_V = sampled(self._group, self._laws, b, [row])[0]
+        law, drawn = self._draft.law, None
+        for j, (parent, kind) in enumerate(zip(*nodes, strict=True)):
+            if law is not None and parent == row and kind != Kind.POINT:
+                at = self._draft.law_rows()[b, j : j + 1].to(law.probs.device)
+                drawn = float(law.select(at).prob_of(torch.tensor([token], device=at.device)))
+                break
+        return {"added_prob": float(p_V[token]), "added_draft_prob": drawn}
+
+    def _draft_laws(self, b: int, count: int, p_nV: torch.Tensor) -> torch.Tensor | None:
+        """The law each token was drawn from, a certain one's is none; None where all are."""
+        law = self._draft.law
+        if law is None or count == 0:
+            return None
+        rows_N = self._draft.law_rows()[b, :count].to(law.probs.device)
+        return law.select(rows_N).table(p_nV.shape[1]).to(p_nV)
+
+
+def _entropies(probs_nV: torch.Tensor) -> list[float]:
+    """Shannon entropies in nats."""
+    return torch.special.entr(probs_nV.double()).sum(-1).tolist()

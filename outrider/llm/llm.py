@@ -43,10 +43,12 @@ from outrider.llm.load import (
     tokenizer_of,
 )
 from outrider.llm.options import Speculation
+from outrider.llm.profile import read_profile
 from outrider.models.grammar import Grammars
 from outrider.models.hf import HuggingFaceTarget
 from outrider.models.protocol import DraftModel
 from outrider.models.text import Tokenizer
+from outrider.tree import TreeBudget
 from outrider.types import Completion, Delta, Request, SpeculativeMetrics
 
 Prompt = str | Sequence[int]
@@ -63,7 +65,9 @@ OPTIONS = (
     "nodes",
     "pack",
     "prefill_chunk",
+    "profile",
     "rule",
+    "shape",
     "share_prefixes",
     "width",
 )
@@ -122,6 +126,7 @@ class LLM:
         rule: str | None = None,
         width: int = 1,
         nodes: int | None = None,
+        shape: Sequence[int] | None = None,
         lossless: bool = True,
         max_texts: int = 64,
         prefill_chunk: int = 512,
@@ -144,7 +149,7 @@ class LLM:
             Emitter(tokenizer),
             max_texts=max_texts,
             chunk=prefill_chunk,
-            trees=tree_budget(k, width, nodes),
+            trees=tree_budget(k, width, nodes, shape),
         )
         self._requests = Requests(
             engine, depth=k, end_tokens=tokenizer.end_tokens(), lossless=lossless
@@ -175,15 +180,17 @@ class LLM:
             dtype: "float32", "bfloat16", ...; None = bfloat16 where the processor has it.
             strict: one arithmetic class for everything, so that logits are equal bit for bit.
             speculative_config: vLLM's dictionary, instead of `drafter`, `k` and `rule`.
-            **options: k, rule, width and nodes (of drafted trees; width=1 drafts chains),
-                exit_threshold (early-exit stops drafting where its confidence is below),
-                min_acceptance_rate, max_depth and fallback (bounds of what auto and a,b choose;
-                with them one drafter alone is held to what it pays, too), lossless (False lets
-                rules through that change the law), max_texts, prefill_chunk, cache_bytes (of target
-                and draft model together), pack (large weights laid out for the processor; on by
-                default), compile (True makes machine code of the forwards and keeps it on disk,
-                "auto", the default, takes what is there, False neither), and share_prefixes (texts
-                that begin alike read their beginning once; on by default).
+            **options: k, rule, width and nodes (of drafted trees; width=1 drafts chains), shape
+                (the parent's row per node of the one shape of all trees, of which k levels are
+                drafted, all by default), exit_threshold (early-exit stops drafting where its
+                confidence is below), min_acceptance_rate, max_depth and fallback (bounds of what
+                auto and a,b choose; with them one drafter alone is held to what it pays, too),
+                profile (a file of `outrider plan --save`; what is given beside it counts instead),
+                lossless (False lets rules through that change the law), max_texts, prefill_chunk,
+                cache_bytes (of target and draft model together), pack (large weights laid out for
+                the processor; on by default), compile (True makes machine code of the forwards and
+                keeps it on disk, "auto", the default, takes what is there, False neither), and
+                share_prefixes (texts that begin alike read their beginning once; on by default).
 
         Raises:
             InvalidConfig: an unknown option, with the nearest known one; a value that cannot be
@@ -200,6 +207,10 @@ class LLM:
                     f"option {name!r} does not exist; options are {', '.join(OPTIONS)}"
                     + nearest(name, (*NAMED, *OPTIONS), ALIASES)
                 )
+        if "profile" in options:
+            said = read_profile(options.pop("profile"))
+            found = said.pop("drafter", drafter)
+            drafter, options = found if drafter == "auto" else drafter, said | options
         if not isinstance(drafter, (str, Drafter)) and not isinstance(drafter, DraftModel):
             raise InvalidConfig(
                 f"drafter={shown(drafter)}: a spec, a Drafter, or an object with vocab_size and "
@@ -234,6 +245,8 @@ class LLM:
         share_cache(cache_bytes, target(), drafter)
         width = options.get("width", 1)
         k = asked.depth(width if isinstance(width, int) else 1)
+        if asked.k is None and options.get("shape") is not None:
+            k = TreeBudget.of_shape(options["shape"]).levels or k
         llm = cls(target(), tokenizer, drafter, k=k, rule=asked.rule, **options)
         if refused is not None:
             llm._refused = refused

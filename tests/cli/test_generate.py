@@ -61,7 +61,8 @@ def test_json_carries_everything(generate: Command) -> None:
 def test_a_trace_is_a_line_per_round(generate: Command, tmp_path: Path) -> None:
     file = tmp_path / "rounds.jsonl"
     ran = generate(PROMPT, "--json", "--trace", str(file), "--drafter", "ngram+suffix")
-    rounds = [json.loads(line) for line in file.read_text().splitlines()]
+    first, *rounds = [json.loads(line) for line in file.read_text().splitlines()]
+    assert first["trace"] == 1 and first["drafter"] == "ngram+suffix"
     tokens: list[int] = []
     for one in rounds:
         path = [one["tokens"][row - 1] for row in one["path"]]

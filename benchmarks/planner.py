@@ -1,0 +1,188 @@
+"""How far predictions of the planner and of replays are from what is then run.
+
+    python benchmarks/planner.py --json docs/planner.json
+
+For each workload everything is planned and the best three are run in turn with plain decoding. A
+prediction holds if its speed-up is within 10 percent of the measured one, or inside its interval.
+Then three policies are replayed on an observed trace and run; there 5 percent are allowed. What
+the planner advises is right if what it names is, as it was run, no slower than plain decoding.
+
+`--clock cpu` counts the seconds that this process had a processor, of one thread: on a machine of
+one's own they are those of the wall, on a shared one they are what is left of them.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from outrider import LLM, SamplingParams
+from outrider.bench.script import command_of, exit_code, others_at_work, parser_of, save
+from outrider.control.fit import costs_of
+from outrider.control.plan import Plan, Search, Spread, Verified, measured, plan
+from outrider.control.policies import Fixed
+from outrider.control.record import Asked, depths_to_time, observed, timed
+from outrider.control.replay import replay
+from outrider.models.bundled import bundled_path, eval_prompts
+
+POLICIES = (1, 3, 6)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Prompts, a law, drafters, and texts at a time, on the bundled target."""
+
+    prompts: str
+    drafters: tuple[str, ...]
+    temperature: float = 0.0
+    batch: int = 1
+    widths: tuple[int, ...] = ()
+
+
+WORKLOADS = {
+    "code": Workload("code", ("draft", "ngram"), widths=(3,)),
+    "prose": Workload("prose", ("draft", "ngram")),
+    "code, temperature 1": Workload("code", ("draft", "ngram"), 1.0),
+    "code, 4 at a time": Workload("code", ("draft", "ngram"), batch=4),
+    "random identifiers, look-up alone, temperature 1.5": Workload("foreign", ("ngram",), 1.5),
+    "code, drafter as slow as the target": Workload("code", ("slow",)),
+}
+
+
+def loaded(workload: Workload) -> LLM:
+    """The bundled target with the drafters; `slow` is the target itself as a draft model."""
+    slow = f"draft:{bundled_path('target')}"
+    specs = [slow if name == "slow" else name for name in workload.drafters]
+    return LLM.load("bundled", "+".join(specs), share_prefixes=False)
+
+
+def planned(llm: LLM, workload: Workload, options: Any) -> tuple[Plan, Asked, Search]:
+    """A plan of one workload."""
+    texts = eval_prompts(workload.prompts)[: options.prompts]
+    sampling = SamplingParams(
+        max_tokens=options.tokens, temperature=workload.temperature, ignore_eos=True
+    )
+    asked = Asked([llm.tokenizer.encode(text) for text in texts], sampling, options.depth)
+    drafters = tuple("draft" if name == "slow" else name for name in workload.drafters)
+    search = Search(drafters, options.depth, workload.widths, (workload.batch,))
+    return plan(llm._requests, asked, search), asked, search
+
+
+def replayed(llm: LLM, asked: Asked, search: Search) -> list[dict[str, Any]]:
+    """Three policies of the first drafter, replayed and run."""
+    requests, (drafter, *_), (batch, *_) = llm._requests, search.drafters, search.batches
+    requests.engine.trees = None
+    own = replace(asked, drafter=drafter, batch=batch)
+    texts = observed(requests, replace(own, batch=None))
+    there, back = timed(
+        requests, replace(own, prompts=asked.prompts[: max(2, batch)]), depths_to_time(asked.depth)
+    )
+    costs = costs_of((*there, *back))
+    depths = [min(depth, asked.depth) for depth in POLICIES]
+    arms = [replace(own, depth=depth) for depth in depths]
+    found: list[dict[str, Any]] = []
+    for depth, rate in zip(depths, measured(requests, arms), strict=True):
+        told = replay(texts, Fixed(f"depth:{depth}", depth), costs, batch=batch).tokens_per_s
+        found.append(
+            {
+                "policy": f"depth:{depth}",
+                "predicted_tok_s": told,
+                "measured_tok_s": asdict(rate),
+                "error": told / rate.mean - 1,
+                "holds": abs(told / rate.mean - 1) <= 0.05 or rate.low <= told <= rate.high,
+            }
+        )
+    return found
+
+
+def row(one: Verified) -> dict[str, Any]:
+    """A verified prediction, for JSON."""
+    return {
+        "candidate": str(one.prediction.candidate),
+        "rule": one.prediction.candidate.rule,
+        "predicted_tok_s": one.prediction.tokens_per_s.mean,
+        "measured_tok_s": one.tokens_per_s,
+        "error": one.error,
+        "predicted_speedup": asdict(one.prediction.speedup),
+        "speedup": asdict(one.speedup),
+        "holds": one.holds,
+    }
+
+
+def right(found: Plan, batch: int) -> bool:
+    """Whether what was advised is, as it was run, no slower; of none, that nothing was faster."""
+    best = found.best(batch)
+    speedups = {id(one.prediction): one.speedup for one in found.verified}
+    if best.candidate.depth:
+        return speedups.get(id(best), best.speedup).mean >= 1
+    return all(speedup.low <= 1 for speedup in speedups.values())
+
+
+def run(options: Any, arguments: Sequence[str] | None) -> None:
+    """Everything asked for; written after each workload."""
+    others = others_at_work(options)
+    torch.set_num_threads(options.threads)
+    if options.clock == "cpu":
+        time.perf_counter = time.process_time
+    report: dict[str, Any] = {
+        "clock": options.clock,
+        "others_before": others,
+        "prompts": options.prompts,
+        "tokens": options.tokens,
+        "depth": options.depth,
+        "workloads": {},
+    }
+    for name in options.workloads or WORKLOADS:
+        workload = WORKLOADS[name]
+        llm = loaded(workload)
+        found, asked, search = planned(llm, workload, options)
+        best = found.best(workload.batch)
+        report["workloads"][name] = {
+            "best": str(best.candidate),
+            "right": right(found, workload.batch),
+            "verified": [row(one) for one in found.verified],
+            "break_even": [asdict(one) for one in found.break_even],
+            "replayed": replayed(llm, asked, search),
+        }
+        show(name, report["workloads"][name])
+        save(options.json, command_of("planner", arguments), report)
+
+
+def show(name: str, found: dict[str, Any]) -> None:
+    """One workload, as rows of a table."""
+    print(f"\n{name}: run {found['best']}; the advice is {'right' if found['right'] else 'wrong'}")
+    print("| what | predicted | measured | holds |\n|---|---|---|---|")
+    for one in found["verified"]:
+        told, ran = (Spread(**one[key]) for key in ("predicted_speedup", "speedup"))
+        print(f"| {one['candidate']} | {told} | {ran} | {'yes' if one['holds'] else 'no'} |")
+    for one in found["replayed"]:
+        ran = Spread(**one["measured_tok_s"])
+        told = one["predicted_tok_s"]
+        holds = "yes" if one["holds"] else "no"
+        print(f"| replay, {one['policy']} | {told:.1f} tok/s | {ran} | {holds} |", flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The script."""
+    parser = parser_of(__doc__)
+    add = parser.add_argument
+    add("--workloads", type=lambda text: tuple(text.split(";")), help="names set apart by ;")
+    add("--prompts", type=int, default=12)
+    add("--tokens", type=int, default=64)
+    add("--depth", type=int, default=6)
+    add("--threads", type=int, default=1)
+    add("--clock", choices=("wall", "cpu"), default="wall")
+    options = parser.parse_args(arguments)
+    if options.smoke:
+        options.prompts, options.tokens, options.depth = 2, 8, 2
+        options.workloads = options.workloads or ("prose",)
+    return exit_code(lambda: run(options, arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

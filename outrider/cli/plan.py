@@ -1,0 +1,321 @@
+"""`outrider plan`: which drafter, how deep, how wide, at which batch, and whether at all."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from outrider.cli import options, terminal
+from outrider.config import SamplingParams
+from outrider.errors import EmptyPrompt, InvalidConfig
+
+if TYPE_CHECKING:
+    from outrider.control.plan import Plan, Prediction
+    from outrider.interop.commands import Equivalent, Speculating
+    from outrider.llm import LLM
+
+FILE_WIDTH = 110
+SHOWN = 12
+
+
+def plan(
+    model: Annotated[
+        str,
+        typer.Option(
+            "--target", "--model", "-m", metavar="MODEL", help="A model folder, or 'bundled'."
+        ),
+    ] = "bundled",
+    drafters: Annotated[
+        str | None,
+        typer.Option(
+            help="Drafters to compare, set apart by commas; by default ngram and suffix, and of "
+            "the bundled target its draft model.",
+            metavar="A,B,C",
+        ),
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help='One prompt a line, as text or as JSON with "text" or "prompt"; left out, '
+            "held-out prompts are.",
+        ),
+    ] = None,
+    num_prompts: Annotated[int, typer.Option(help="How many of them at most.")] = 12,
+    batch: Annotated[
+        str, typer.Option("--batch", "-b", help="Texts at a time, several set apart by commas.")
+    ] = "1",
+    depth: Annotated[int, typer.Option("--depth", "-k", help="Levels drafted at most.")] = 8,
+    widths: Annotated[
+        str, typer.Option(help="Widths of trees, set apart by commas; 1 looks at chains alone.")
+    ] = "3",
+    rules: Annotated[
+        str | None,
+        typer.Option(
+            help="Verification rules, set apart by commas; by default that of the temperature."
+        ),
+    ] = None,
+    temperature: options.Temperature = 0.0,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", "-n", help="New tokens of each text.")
+    ] = 64,
+    seed: Annotated[
+        int | None, typer.Option(help="Of what is drawn above temperature 0; asks for coupled.")
+    ] = None,
+    verify: Annotated[int, typer.Option(help="How many of the best to run at each batch.")] = 3,
+    compile: options.Compile = None,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    charts: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Draw four charts into this folder.")
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write what is best as a profile, for --profile."),
+    ] = None,
+    json_output: options.Json = False,
+) -> int:
+    """Foretell how fast each drafter, depth and tree would be on your prompts, and run the best.
+
+    Each drafter guesses once behind every token of the texts, a few rounds of each kind are timed,
+    and from both follows the speed of all combinations, with intervals. The best are run in turn
+    with plain decoding. Where nothing pays it says so, and what acceptance would.
+
+    \b
+    Examples:
+      outrider plan
+      outrider plan --drafters draft,suffix --batch 1,8 --charts charts --save plan.toml
+      outrider plan --target ./llama --drafters draft:./llama-small,ngram --prompts prompts.txt
+      outrider plan --temperature 1 --rules token,block --json
+    """
+    from outrider.control.plan import Search
+    from outrider.control.plan import plan as run
+    from outrider.control.record import Asked
+
+    specs = options.words("drafters", drafters) or _drafters(model)
+    search = Search(
+        drafters=tuple(spec.partition(":")[0] for spec in specs),
+        depth=depth,
+        widths=tuple(width for width in options.whole("widths", widths) if width != 1),
+        batches=options.whole("batch", batch),
+        rules=options.words("rules", rules) or (None,),
+        verify=verify,
+    )
+    if len(set(search.drafters)) < len(specs):
+        raise InvalidConfig(
+            f"drafters={','.join(specs)}: two of one kind cannot be loaded at once; plan for each"
+        )
+    if num_prompts < 1:
+        raise InvalidConfig(f"num-prompts={num_prompts}: at least 1 is due")
+    loading = options.Loading(
+        model, "+".join(specs), depth, dtype=dtype, device=device, share_prefixes=False,
+        compile=compile,
+    )  # fmt: skip
+    llm = loading.load()
+    texts = _prompts(prompts, num_prompts)
+    sampling = SamplingParams(
+        max_tokens=max_tokens, temperature=temperature, seed=seed, ignore_eos=True
+    )
+    asked = Asked([llm.tokenizer.encode(text) for text in texts], sampling, depth)
+    with terminal.err().status("planning ...") as status:
+        found = run(llm._requests, asked, search, lambda now: status.update(f"{now} ..."))
+    best = found.best(search.batches[0])
+    how = _speculating(llm, dict(zip(search.drafters, specs, strict=True)), best)
+    if save is not None:
+        _save(save, how, best, found)
+    drawn = _draw(found, charts)
+    if json_output:
+        typer.echo(json.dumps(_as_dict(found, search.batches, how)))
+    else:
+        console = terminal.out()
+        if not console.is_terminal:
+            console.width = FILE_WIDTH
+        for one in search.batches:
+            _print(found, one, console)
+        _close(found, how, [*drawn, *([save] if save is not None else [])], console)
+    return 0
+
+
+def _drafters(model: str) -> tuple[str, ...]:
+    return (*(("draft",) if model == "bundled" else ()), "ngram", "suffix")
+
+
+def _prompts(file: Path | None, most: int) -> list[str]:
+    """The prompts of a file's lines.
+
+    Raises:
+        EmptyPrompt: there is none.
+        InvalidConfig: a line of JSON without a prompt.
+    """
+    if file is None:
+        from outrider.models.bundled import eval_prompts
+
+        return eval_prompts("code")[:most]
+    lines = [line for line in options.read_prompt(None, file).splitlines() if line.strip()][:most]
+    if not lines:
+        raise EmptyPrompt(f"{file} has no prompt; write one on each line")
+    return [_prompt(line, file) for line in lines]
+
+
+def _prompt(line: str, file: Path) -> str:
+    if not line.startswith("{"):
+        return line
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return line
+    text = found.get("text", found.get("prompt"))
+    if not isinstance(text, str) or not text:
+        raise InvalidConfig(f'{file} has a line of JSON without "text" or "prompt"; give one')
+    return text
+
+
+def _speculating(llm: LLM, specs: dict[str, str], best: Prediction) -> Speculating:
+    """The best, as other engines are told."""
+    from outrider.drafters import DrafterSpec
+    from outrider.interop.commands import Speculating
+    from outrider.llm.load import draft_folder
+
+    kind, model = best.candidate, str(llm.tokenizer.folder)
+    if kind.depth == 0:
+        return Speculating(model, "none", 0, kind.rule)
+    spec = specs[kind.drafter]
+    path = spec.partition(":")[2] or None
+    if spec == "draft":
+        (parsed,) = DrafterSpec.parse_all(spec)
+        path = str(draft_folder(parsed, "bundled"))
+    trees = kind.trees
+    return Speculating(
+        model,
+        spec,
+        kind.depth,
+        kind.rule,
+        None if trees is None else trees.width,
+        None if trees is None else trees.nodes,
+        path,
+    )
+
+
+def _save(path: Path, how: Speculating, best: Prediction, found: Plan) -> None:
+    from outrider.bench.machine import Machine
+    from outrider.llm.profile import write_profile
+
+    kind = best.candidate
+    speculates = kind.depth > 0
+    say = {
+        "drafter": how.drafter,
+        "k": kind.depth if speculates else None,
+        "width": kind.width,
+        "nodes": kind.nodes,
+        "shape": None if kind.shape is None else list(kind.shape),
+    }
+    about = {
+        "model": how.model,
+        "machine": Machine.here().processor,
+        "predicted": f"{best.speedup} times plain decoding, {kind.batch} texts at a time",
+    }
+    for one in found.verified:
+        if one.prediction == best:
+            about["measured"] = f"{one.speedup} times plain decoding"
+    write_profile(path, say, about)
+
+
+def _draw(found: Plan, folder: Path | None) -> list[Path]:
+    if folder is None:
+        return []
+    from outrider.bench.charts import draw_plan
+
+    return draw_plan(found, folder)
+
+
+def _print(found: Plan, batch: int, console: Console) -> None:
+    table = Table(box=None, pad_edge=False, title=f"{batch} at a time", title_justify="left")
+    table.add_column("drafts")
+    for name in ("rule", "tokens/s", "speed-up", "tokens/round", "run: tokens/s", "speed-up"):
+        table.add_column(name, justify="right", no_wrap=True)
+    run = {id(one.prediction): one for one in found.verified}
+    own = found.of(batch)
+    shown = [one for one in own if one in own[:SHOWN] or one.candidate.depth == 0]
+    for one in shown:
+        measured = run.get(id(one))
+        table.add_row(
+            str(one.candidate),
+            one.candidate.rule,
+            f"{one.tokens_per_s.mean:.1f}",
+            str(one.speedup) if one.candidate.depth else "1",
+            f"{one.tokens_per_round:.2f}",
+            "" if measured is None else f"{measured.tokens_per_s:.1f}",
+            "" if measured is None else str(measured.speedup),
+        )
+    console.print(table)
+    if len(own) > len(shown):
+        console.out(f"and {len(own) - len(shown)} slower ones", style="dim", highlight=False)
+    console.out(_advice(found, batch) + "\n", highlight=False)
+
+
+def _advice(found: Plan, batch: int) -> str:
+    """What to do at a batch, in a sentence or two."""
+    best = found.best(batch)
+    if best.candidate.depth:
+        return f"Speculate: {best.candidate}, {batch} at a time."
+    said = [f"Do not speculate {batch} at a time: nothing is surely faster than plain decoding."]
+    for one in found.break_even:
+        if one.batch != batch:
+            continue
+        if one.acceptance is None:
+            said.append(f"No acceptance would make {one.drafter} pay.")
+        elif one.found < one.acceptance:
+            said.append(
+                f"{one.drafter} would break even at an acceptance of {one.acceptance:.2f}; "
+                f"it has {one.found:.2f}."
+            )
+    return " ".join(said)
+
+
+def _close(found: Plan, how: Speculating, written: list[Path], console: Console) -> None:
+    """The command lines, and how far predictions were off."""
+    from outrider.interop.commands import equivalents
+
+    console.out("The same elsewhere:", highlight=False)
+    for one in equivalents(how):
+        note = f"  # {one.note}" if one.note and one.command else one.note
+        console.out(f"  {one.command or ''}{note}", highlight=False)
+    lines: list[str] = []
+    if found.verified:
+        held = sum(one.holds for one in found.verified)
+        worst = max(abs(one.error) for one in found.verified)
+        lines.append(
+            f"{held} of {len(found.verified)} predicted speed-ups were within 10 % of what was "
+            f"run, or inside its interval; tokens/s were {worst:.0%} off at most"
+        )
+    if written:
+        lines.append(f"written: {', '.join(map(str, written))}")
+    for line in lines:
+        console.out(line, style="dim", highlight=False)
+
+
+def _as_dict(found: Plan, batches: tuple[int, ...], how: Speculating) -> dict[str, Any]:
+    from outrider.bench.machine import Machine
+    from outrider.interop.commands import equivalents
+
+    def engine(one: Equivalent) -> dict[str, Any]:
+        return asdict(one)
+
+    return {
+        "machine": asdict(Machine.here()),
+        "predictions": [asdict(one) for one in found.predictions],
+        "verified": [
+            {**asdict(one), "error": one.error, "holds": one.holds} for one in found.verified
+        ],
+        "break_even": [asdict(one) for one in found.break_even],
+        "acceptance": {name: list(rates) for name, rates in found.acceptance.items()},
+        "advice": {str(batch): _advice(found, batch) for batch in batches},
+        "best": {str(batch): asdict(found.best(batch).candidate) for batch in batches},
+        "equivalents": [engine(one) for one in equivalents(how)],
+    }

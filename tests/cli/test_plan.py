@@ -1,0 +1,89 @@
+"""`outrider plan`: its table, JSON, charts and profile, with times that are made up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from outrider.control import plan as plan_module
+from outrider.llm.profile import read_profile
+from tests.cli.conftest import PROMPT, Ran
+from tests.control.test_plan import clocked
+
+Command = Callable[..., Ran]
+SHORT = ("-n", "12", "--depth", "3", "--verify", "1", "--no-compile", "--dtype", "float32")
+
+
+@pytest.fixture
+def planned(
+    outrider: Command, model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Command:
+    """Runs `outrider plan` with a small model on a machine where rows are cheap."""
+    monkeypatch.setattr(plan_module, "timed", clocked(0.01, 0.1))
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"text": PROMPT}) + "\n" + json.dumps({"prompt": "x = 1\n"}))
+
+    def call(*words: str) -> Ran:
+        given = ("--target", model, "--drafters", "ngram", "--prompts", str(prompts), *SHORT)
+        return outrider("plan", *given, *words)
+
+    return call
+
+
+def test_the_json_the_profile_and_the_charts(planned: Command, tmp_path: Path) -> None:
+    save, charts = tmp_path / "plan.toml", tmp_path / "charts"
+    draws = find_spec("matplotlib") is not None
+    words = ("--charts", str(charts)) if draws else ()
+    ran = planned("--json", "--batch", "1,2", "--save", str(save), *words)
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)
+    kinds = [one["candidate"] for one in found["predictions"]]
+    assert {(kind["drafter"], kind["batch"], kind["depth"]) for kind in kinds} == {
+        (name, batch, depth)
+        for batch in (1, 2)
+        for name, depth in (("none", 0), ("ngram", 1), ("ngram", 2), ("ngram", 3))
+    }
+    assert {one["prediction"]["candidate"]["drafter"] for one in found["verified"]} == {"ngram"}
+    assert set(found["advice"]) == set(found["best"]) == {"1", "2"}
+    assert found["machine"]["num_threads"] >= 1
+    assert [one["engine"] for one in found["equivalents"]] == ["vLLM", "SGLang", "llama.cpp"]
+    said = read_profile(save)
+    assert said["drafter"] == ("ngram" if found["best"]["1"]["depth"] else "none")
+    if draws:
+        names = {path.name for path in charts.iterdir()}
+        assert names == {"speedup.png", "acceptance.png", "stages.png", "predicted.png"}
+
+
+def test_the_table_and_the_advice(planned: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_module, "timed", clocked(1000.0, 100.0))
+    ran = planned("--verify", "0")
+    assert ran.code == 0
+    lines = ran.out.splitlines()
+    assert lines[0].strip() == "1 at a time" and lines[1].split()[:2] == ["drafts", "rule"]
+    assert lines[2].split()[0] == "none"
+    assert "Do not speculate 1 at a time" in ran.out and "would break even" in ran.out
+    assert "vllm serve" in ran.out and "speculat" not in ran.out.partition("elsewhere:")[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--batch", "0"), "batches=0"),
+        (("--batch", "x"), "such as 1,8"),
+        (("--drafters", "none"), "looked at anyway"),
+        (("--drafters", "draft:a,draft:b"), "two of one kind"),
+        (("--drafters", "ngram,,suffix"), "set apart by commas"),
+        (("--num-prompts", "0"), "num-prompts=0"),
+        (("--depth", "0"), "depth=0"),
+        (("--prompts", "/none"), "cannot be read"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    planned: Command, words: tuple[str, ...], said: str
+) -> None:
+    ran = planned(*words)
+    assert ran.code == 2 and ran.out == "" and said in ran.err

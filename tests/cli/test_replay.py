@@ -1,0 +1,99 @@
+"""`outrider replay`: traces from the command line, replayed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import PROMPT, Ran
+
+Command = Callable[..., Ran]
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("traces")
+
+
+@pytest.fixture
+def traced(generate: Command, kept: Path) -> Path:
+    """A text observed to a depth of 4, and rounds of depths 0, 1, 2 and 4 as they ran."""
+    file = kept / "observed.jsonl"
+    if not file.exists():
+        ran = generate(PROMPT, "--trace", str(file), "--observe", "--depth", "4", "--json")
+        assert ran.code == 0, ran.err
+        assert (
+            json.loads(ran.out)["token_ids"]
+            == json.loads(generate(PROMPT, "--json").out)["token_ids"]
+        )
+    return file
+
+
+def test_another_depth_is_replayed_as_it_runs(
+    outrider: Command, generate: Command, traced: Path
+) -> None:
+    words = [word for depth in (1, 2, 4) for word in ("--policy", f"depth:{depth}")]
+    ran = outrider("replay", str(traced), *words, "--policy", "oracle", "--json")
+    found = json.loads(ran.out)
+    assert found["texts"] == 1 and found["costs"]["format"] == 1
+    for one, depth in zip(found["policies"], (1, 2, 4), strict=False):
+        stats = json.loads(generate(PROMPT, "--depth", str(depth), "--json").out)["stats"]
+        assert one["rounds"] == stats["rounds"] + stats["plain_rounds"]
+        assert (one["drafted"], one["accepted"]) == (stats["drafted"], stats["accepted"])
+        assert one["tokens"] == stats["committed"] == 24 and one["unknown_rounds"] == 0
+    assert [one["oracle"] for one in found["policies"]] == [False, False, False, True]
+    assert found["policies"][-1]["regret_s"] == 0
+
+
+def test_the_table(outrider: Command, traced: Path) -> None:
+    ran = outrider("replay", str(traced))
+    lines = ran.out.splitlines()
+    assert lines[0].split()[:2] == ["policy", "tokens/s"]
+    assert lines[1].startswith("oracle (sees the future)")
+    assert {line.split()[0] for line in lines[1:-1]} == {
+        "none", "depth:1", "depth:2", "depth:4", "expected", "oracle"
+    }  # fmt: skip
+    assert lines[-1] == "1 texts, 24 tokens, 1 at a time" and ran.err == ""
+
+
+def test_a_text_as_it_ran(outrider: Command, generate: Command, tmp_path: Path) -> None:
+    file = tmp_path / "ran.jsonl"
+    stats = json.loads(generate(PROMPT, "--trace", str(file), "--json").out)["stats"]
+    ran = outrider("replay", str(file), "--policy", "traced", "--policy", "depth:2", "--json")
+    one, other = json.loads(ran.out)["policies"]
+    assert one["tokens"] == other["tokens"] == 24
+    assert one["rounds"] == stats["rounds"] + stats["plain_rounds"]
+    laps = sum(stats[name] for name in ("draft_s", "score_s", "verify_s", "commit_s"))
+    assert one["seconds"] == pytest.approx(laps) and laps <= stats["wall_s"]
+
+
+def test_regret_is_drawn(outrider: Command, traced: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "regret.png"
+    ran = outrider("replay", str(traced), "--png", str(picture))
+    assert ran.code == 0 and picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("none.jsonl",), "cannot be read"),
+        (("{}", "--policy", "greedy"), "does not exist"),
+        (("{}", "--policy", "traced"), "of an observed text"),
+        (("{}", "--batch", "0"), "batch=0"),
+        (("{}", "--batch", "2", "--png", "x.png"), "leave --batch out"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    outrider: Command, traced: Path, words: tuple[str, ...], said: str
+) -> None:
+    ran = outrider("replay", *(word.replace("{}", str(traced)) for word in words))
+    assert ran.code == 2 and ran.out == "" and said in ran.err
+
+
+def test_observing_needs_a_trace(generate: Command) -> None:
+    ran = generate(PROMPT, "--observe")
+    assert ran.code == 2 and "--trace FILE" in ran.err
