@@ -35,7 +35,7 @@ PLAIN = HeadRecipe(
     TrainRecipe(2_048_000, context=256, long_context=256, vector_rate=1e-3),
     EagleRecipe(),
 )
-PLAIN_EXIT = replace(PLAIN, exit=ExitRecipe())
+PLAIN_EXIT = replace(PLAIN, train=replace(PLAIN.train, matrix_rate=5e-3), exit=ExitRecipe())
 """What is trained where no recipe is named."""
 
 
