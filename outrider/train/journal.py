@@ -7,7 +7,7 @@ import json
 from abc import ABC, abstractmethod
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import IO, Any
 
 from outrider.errors import InvalidConfig
 from outrider.train.loop import Progress, ProgressCallback
@@ -74,7 +74,7 @@ class WrittenJournal(Journal):
             ) from error
         self._state = state
         self._mode = "a" if resume else "w"
-        self._file: TextIO | None = None
+        self._file: IO[str] | None = None
 
     def __enter__(self) -> WrittenJournal:
         self._file = (self._state / LOG).open(self._mode, encoding="utf-8")

@@ -94,7 +94,7 @@ def prepare_draft(
     joined()
     folder = bundled_path("target") if str(target) == "bundled" else model_folder(Path(target))
     place = pick_device(device)
-    teacher = load_llama(folder)
+    teacher: Any = load_llama(folder)
     if path_or_name is None:
         recipe, manifest = plain_recipe(teacher, tokens), None
     else:

@@ -44,7 +44,9 @@ _PLAIN = HeadRecipe(
 PLAIN = {
     EagleRecipe.kind: _PLAIN,
     MtpRecipe.kind: replace(_PLAIN, mtp=MtpRecipe()),
-    ExitRecipe.kind: replace(_PLAIN, exit=ExitRecipe()),
+    ExitRecipe.kind: replace(
+        _PLAIN, train=replace(_PLAIN.train, matrix_rate=5e-3), exit=ExitRecipe()
+    ),
 }
 """What is trained where no recipe is named, by the kind of head."""
 

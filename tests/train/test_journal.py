@@ -22,10 +22,9 @@ from tests.house.layout import ROOT
 
 
 def steps(last: int) -> list[Progress]:
+    figure = "held-out perplexity"
     return [
-        Progress(
-            i, last, 1.0 / i, 2.0 if i == last else None, 100.0, 0.1 * i, "held-out perplexity"
-        )
+        Progress(i, last, 1.0 / i, 2.0 if i == last else None, 100.0, 0.1 * i, figure)
         for i in range(1, last + 1)
     ]
 
@@ -113,23 +112,21 @@ def losses(folder: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in lines]
 
 
-def launchers() -> list[tuple[str, list[str]]]:
-    return [
-        ("torch", ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29731"]),
-        ("accelerate", ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
-                        "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no",
-                        "--main_process_port", "29732"]),
-    ]  # fmt: skip
+LAUNCHERS = {
+    "torch": "-m torch.distributed.run --nproc-per-node 2 --master-port 29731",
+    "accelerate": "-m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 "
+    "--mixed_precision no --dynamo_backend no --main_process_port 29732",
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "words"), launchers())
-def test_two_processes_have_the_loss_curve_of_one(name: str, words: list[str], tmp_path) -> None:
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_two_processes_have_the_loss_curve_of_one(name: str, tmp_path: Path) -> None:
     pytest.importorskip(name, reason=f"{name} is not installed")
     (tmp_path / "run.py").write_text(RUN)
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-           "OMP_NUM_THREADS": "1"}  # fmt: skip
-    for out, start in (("one", []), ("two", words)):
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    for out, start in (("one", []), ("two", LAUNCHERS[name].split())):
         command = [sys.executable, *start, str(tmp_path / "run.py"), str(tmp_path / out)]
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
