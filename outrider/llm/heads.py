@@ -8,7 +8,7 @@ from outrider.drafters import Drafter, DrafterSpec, EagleDrafter, MedusaDrafter
 from outrider.errors import ModelError
 from outrider.models.base import Target
 from outrider.models.head import Head, check_fits, tapped_target
-from outrider.models.hf import HuggingFaceTarget
+from outrider.models.hf import LoadedTarget
 from outrider.models.mtp_files import load_mtp
 from outrider.models.originals import load_eagle, load_medusa
 from outrider.models.speculators import check_verifier
@@ -41,6 +41,6 @@ def head_drafter(spec: DrafterSpec, model: Path, target: Target) -> Drafter:
     return EagleDrafter(head)
 
 
-def _eagle(folder: Path, target: HuggingFaceTarget) -> Head:
+def _eagle(folder: Path, target: LoadedTarget) -> Head:
     check_verifier(folder, target)
     return load_eagle(folder, target)
