@@ -16,7 +16,7 @@ from outrider.models.base import Target
 from outrider.models.early_exit import gated_target
 from outrider.models.exit_head import load_exit_head
 from outrider.models.head import Head, check_fits, tapped_target
-from outrider.models.hf import HuggingFaceTarget
+from outrider.models.hf import LoadedTarget
 from outrider.models.mtp_files import load_mtp
 from outrider.models.originals import load_eagle, load_medusa
 from outrider.models.speculators import check_verifier
@@ -62,6 +62,6 @@ def _folder(spec: DrafterSpec) -> Path:
     return folder
 
 
-def _eagle(folder: Path, target: HuggingFaceTarget) -> Head:
+def _eagle(folder: Path, target: LoadedTarget) -> Head:
     check_verifier(folder, target)
     return load_eagle(folder, target)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from outrider.errors import TargetShapeMismatch, UnsupportedModel, VocabularyMismatch
 from outrider.models.attention_op import Forward, Options, running
 from outrider.models.base import Rows, Target
-from outrider.models.hf import HuggingFaceTarget
+from outrider.models.hf import LoadedTarget
 from outrider.models.packing import arrange_linears
 from outrider.models.reach import Reach
 
@@ -55,7 +55,7 @@ class TargetParts:
     output: Callable[[Tensor], Tensor]
 
     @classmethod
-    def of(cls, target: HuggingFaceTarget, *, norm: bool = True) -> TargetParts:
+    def of(cls, target: LoadedTarget, *, norm: bool = True) -> TargetParts:
         """The parts of a target; its `norm`, where it is wanted, is found by what a forward does.
 
         Raises:
@@ -72,7 +72,7 @@ class TargetParts:
         )
 
 
-def final_norm(target: HuggingFaceTarget) -> nn.Module:
+def final_norm(target: LoadedTarget) -> nn.Module:
     """The module that makes of the last layer's output what the output layer gets.
 
     Raises:
@@ -226,21 +226,21 @@ def fitted(head: HeadT, target: Target) -> HeadT:
     return head
 
 
-def tapped_target(target: Target) -> HuggingFaceTarget:
+def tapped_target(target: Target) -> LoadedTarget:
     """The target, if it hands out hidden states.
 
     Raises:
         UnsupportedModel: it does not.
     """
-    if not isinstance(target, HuggingFaceTarget):
+    if not isinstance(target, LoadedTarget):
         raise UnsupportedModel(
-            "heads read hidden states of a Hugging Face model with a cache of keys and values, and "
-            f"the target is a {type(target).__name__}; use drafter='ngram'"
+            "heads read hidden states of a Hugging Face model, and the target is a "
+            f"{type(target).__name__}; use drafter='ngram'"
         )
     return target
 
 
-def check_fits(head: TargetHead, target: HuggingFaceTarget) -> None:
+def check_fits(head: TargetHead, target: LoadedTarget) -> None:
     """Refuse a head of another target's shape.
 
     Raises:

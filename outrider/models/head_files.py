@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from outrider.errors import ModelError
 
 if TYPE_CHECKING:
-    from outrider.models.hf import HuggingFaceTarget
+    from outrider.models.hf import LoadedTarget
 
 CONFIG, WEIGHTS, PICKLE = "config.json", "model.safetensors", "pytorch_model.bin"
 FILES = (WEIGHTS, PICKLE, "medusa_lm_head.safetensors", "medusa_lm_head.pt")
@@ -93,7 +93,7 @@ def fill(head: nn.Module, tensors: Mapping[str, Tensor], folder: Path, what: str
     head.load_state_dict(dict(tensors), strict=False)
 
 
-def check_class(folder: Path, name: object, classes: list[str], target: HuggingFaceTarget) -> None:
+def check_class(folder: Path, name: object, classes: list[str], target: LoadedTarget) -> None:
     """Refuse a head that was made for a model of another class; `name` is that model's.
 
     Raises:

@@ -355,12 +355,7 @@ class HuggingFaceTarget(Target):
                     "use a drafter that needs none, such as drafter='ngram'"
                 )
             self._gate = LayerGate(self)
-        depth = self._gate.num_layers
-        if list(layers) != sorted(set(layers)) or not 1 <= layers[0] <= layers[-1] <= depth:
-            raise InvalidConfig(
-                f"hidden states behind layers {layers} of the {self.model.config.model_type} model "
-                f"with {depth} layers; give numbers from 1 to {depth}, ascending"
-            )
+        self._gate.check(layers)
         if self._compiled is not None and layers not in self._compiled_taps:
             self._compile_tapped(self._gate, layers)
         return self._tapping(Taps(layers))

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from outrider.errors import UnsupportedModel
+from outrider.errors import InvalidConfig, UnsupportedModel
 from outrider.models.base import Rows
 
 if TYPE_CHECKING:
     from outrider.models.hf import HuggingFaceTarget
+    from outrider.models.recurrent import RecurrentTarget
 
 Forward = Callable[..., Any]
 
@@ -40,7 +41,7 @@ class LayerGate:
         UnsupportedModel: the decoder layers cannot be told by a forward's calls.
     """
 
-    def __init__(self, target: HuggingFaceTarget) -> None:
+    def __init__(self, target: HuggingFaceTarget | RecurrentTarget) -> None:
         text = target.model.config.get_text_config()
         self.num_layers = int(text.num_hidden_layers)
         self._target = target
@@ -57,7 +58,7 @@ class LayerGate:
             "none can be left out or looked behind; use another drafter, such as 'ngram'"
         )
 
-    def _tried(self, target: HuggingFaceTarget) -> Passed:
+    def _tried(self, target: HuggingFaceTarget | RecurrentTarget) -> Passed:
         seq = target.open(2)
         try:
             with self.running(0, self.num_layers, kept=range(self.num_layers)) as passed:
@@ -65,6 +66,20 @@ class LayerGate:
         finally:
             target.close(seq)
         return passed
+
+    def check(self, layers: Sequence[int]) -> None:
+        """Refuse numbers of layers that are none.
+
+        Raises:
+            InvalidConfig: naming them.
+        """
+        depth = self.num_layers
+        if list(layers) != sorted(set(layers)) or not 1 <= layers[0] <= layers[-1] <= depth:
+            raise InvalidConfig(
+                f"hidden states behind layers {tuple(layers)} of the "
+                f"{self._target.model.config.model_type} model with {depth} layers; give numbers "
+                f"from 1 to {depth}, ascending"
+            )
 
     @contextmanager
     def running(

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from outrider.errors import ModelError, UnsupportedModel
 from outrider.models.folder import silent
 from outrider.models.head import Attend, Head, attending, final_norm
-from outrider.models.hf import HuggingFaceTarget
-from outrider.models.registration import NAME
+from outrider.models.hf import LoadedTarget
+from outrider.models.registration import NAME, register
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int64
@@ -56,7 +56,7 @@ class MtpHead(Head):
 
     kind = "mtp"
 
-    def __init__(self, modules: Sequence[MtpModule], target: HuggingFaceTarget) -> None:
+    def __init__(self, modules: Sequence[MtpModule], target: LoadedTarget) -> None:
         """`target` lends the rotary embedding and says how far back a layer like these sees."""
         super().__init__()
         model: Any = target.model
@@ -68,9 +68,9 @@ class MtpHead(Head):
         self.reaches = {0: target.reach(like)}
         rotary = model.get_decoder().rotary_emb
         types = getattr(config, "layer_types", None)
-        nested = types is not None and types[like] in (config.rope_parameters or {})
+        own = types[like] if types else None
         # In a tuple, so that it is not taken for a part.
-        self._rotary = rotary, {"layer_type": types[like]} if nested else {}
+        self._rotary = rotary, {"layer_type": own} if own in (config.rope_parameters or {}) else {}
 
     def fused(self, features_RF: Float[Tensor, "*rows F"]) -> Float[Tensor, "*rows D"]:
         """The target's hidden states behind its final norm."""
@@ -125,7 +125,7 @@ def like_layer(config: Any, module: int) -> int:
 
 
 def module_of(
-    target: HuggingFaceTarget,
+    target: LoadedTarget,
     module: int,
     block: Mapping[str, Tensor] | None = None,
     options: Mapping[str, Any] | None = None,
@@ -139,6 +139,7 @@ def module_of(
         ModelError: tensors that are not the layer's.
         UnsupportedModel: a target whose layers are not built from its config alone.
     """
+    register()
     model: Any = target.model
     config = model.config
     if config is not config.get_text_config() or not hasattr(model.get_decoder(), "rotary_emb"):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from outrider.errors import ModelError, TargetShapeMismatch, VocabularyMismatch
 from outrider.models.head_files import CONFIG, WEIGHTS, check_class, read_config
-from outrider.models.hf import HuggingFaceTarget
+from outrider.models.hf import LoadedTarget
 from outrider.models.mtp import MtpHead, MtpModule, module_of
 
 INDEX = "model.safetensors.index.json"
@@ -53,7 +53,7 @@ def num_mtp_modules(folder: Path) -> int:
         return 0
 
 
-def load_mtp(folder: Path, target: HuggingFaceTarget) -> MtpHead:
+def load_mtp(folder: Path, target: LoadedTarget) -> MtpHead:
     """Read the MTP modules of a checkpoint, or of a folder of their own, in the target's dtype.
 
     Raises:
@@ -90,7 +90,7 @@ def save_mtp(
     folder: Path,
     *,
     verifier: str,
-    target: HuggingFaceTarget,
+    target: LoadedTarget,
     dtype: torch.dtype,
     options: Mapping[str, Any],
 ) -> None:
@@ -179,7 +179,7 @@ def _read(places: Mapping[str, Path], names: Mapping[str, str]) -> dict[str, Ten
     return found
 
 
-def _check_target(folder: Path, config: Mapping[str, Any], target: HuggingFaceTarget) -> None:
+def _check_target(folder: Path, config: Mapping[str, Any], target: LoadedTarget) -> None:
     """Refuse a folder that says it was made for another target."""
     name, text = config.get("name_or_path"), target.model.config.get_text_config()
     check_class(folder, name, config.get("architectures") or [], target)
@@ -192,16 +192,14 @@ def _check_target(folder: Path, config: Mapping[str, Any], target: HuggingFaceTa
         )
 
 
-def _check_shapes(folder: Path, tensors: Mapping[str, Tensor], target: HuggingFaceTarget) -> None:
+def _check_shapes(folder: Path, tensors: Mapping[str, Tensor], target: LoadedTarget) -> None:
     shared = next((tensors[name] for name in _SHARED if name in tensors), None)
     vocab = None if shared is None else shared.shape[0]
     weights = [t for name, t in tensors.items() if _OWN.get(name) == "eh_proj"]
     _check_sizes(folder, vocab, weights[0].shape[0], target)
 
 
-def _check_sizes(
-    folder: Path, vocab: int | None, width: int | None, target: HuggingFaceTarget
-) -> None:
+def _check_sizes(folder: Path, vocab: int | None, width: int | None, target: LoadedTarget) -> None:
     if vocab not in (None, target.vocab_size):
         raise VocabularyMismatch(
             f"the MTP modules in {str(folder)!r} have a vocabulary of {vocab} tokens, the target "

@@ -34,7 +34,7 @@ from outrider.models.speculators import (
 )
 
 if TYPE_CHECKING:
-    from outrider.models.hf import HuggingFaceTarget
+    from outrider.models.hf import LoadedTarget
 
 _MEDUSA_NAME = re.compile(r"(?:medusa_head\.|heads\.)?(\d+)\.(\d+)\.((?:linear\.)?(?:weight|bias))")
 EAGLE3 = "LlamaForCausalLMEagle3"
@@ -42,7 +42,7 @@ EAGLE3 = "LlamaForCausalLMEagle3"
 _LAYERS = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 
 
-def load_eagle(folder: Path, target: HuggingFaceTarget) -> Head:
+def load_eagle(folder: Path, target: LoadedTarget) -> Head:
     """Read an EAGLE head of any generation, in float32.
 
     Raises:
@@ -67,7 +67,7 @@ def _eagle3(
     folder: Path,
     config: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
-    target: HuggingFaceTarget,
+    target: LoadedTarget,
 ) -> Head:
     if TAPS in (config.get("eagle_config") or {}) and TAPS not in config:
         raise UnsupportedModel(
@@ -83,7 +83,7 @@ def _eagle1(
     folder: Path,
     config: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
-    target: HuggingFaceTarget,
+    target: LoadedTarget,
 ) -> Head:
     missing = [name for name in _LAYERS if not isinstance(config.get(name), int)]
     if missing or config.get("hidden_act", "silu") != "silu":
@@ -109,7 +109,7 @@ def _eagle1(
     return head.eval()
 
 
-def load_medusa(folder: Path, target: HuggingFaceTarget) -> MedusaHeads:
+def load_medusa(folder: Path, target: LoadedTarget) -> MedusaHeads:
     """Read Medusa heads, in float32.
 
     Raises:

@@ -17,7 +17,8 @@ two accepted rows; the minimum is flat.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,14 +28,16 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from outrider.errors import InvalidConfig, UnsupportedModel, not_open
 from outrider.models.adopting import as_it_was_if_refused
-from outrider.models.base import Rows, Target, check_tokens
+from outrider.models.base import Rows, Taps, Target, check_tokens
 from outrider.models.capability import refuse_experts
+from outrider.models.layer_gate import LayerGate
 from outrider.models.packing import (
     PackedLinear,
     arrange_linears,
     restore_linears,
     restore_unpacked,
 )
+from outrider.models.reach import Reach
 from outrider.models.recurrent_probe import check_bits, check_state, own_rows, refusal
 from outrider.models.recurrent_rows import Piece, pieces_of
 from outrider.models.recurrent_state import SequenceState
@@ -78,6 +81,8 @@ class RecurrentTarget(Target):
         self.num_parameters = model.num_parameters()
         self._sequences: dict[int, SequenceState] = {}
         self._next = 0
+        self._taps: Taps | None = None
+        self._gate: LayerGate | None = None
         with as_it_was_if_refused(model):
             model.eval()
             self._adopt(pack)
@@ -97,6 +102,50 @@ class RecurrentTarget(Target):
         restore_unpacked(self.model)
         if self.strict:
             check_bits(self)
+
+    def tapping(self, layers: tuple[int, ...]) -> AbstractContextManager[Taps]:
+        """Note meanwhile the hidden states behind some numbers of layers, by rows scored.
+
+        Rows that are read again, as their state was put back, are noted again.
+
+        Raises:
+            UnsupportedModel: layers that cannot be told apart.
+            InvalidConfig: layers that the model does not have.
+        """
+        if not layers:
+            return nullcontext(Taps(()))
+        if self._gate is None:
+            self._gate = LayerGate(self)
+        self._gate.check(layers)
+        return self._tapping(Taps(layers))
+
+    @contextmanager
+    def _tapping(self, taps: Taps) -> Iterator[Taps]:
+        before, self._taps = self._taps, taps
+        try:
+            yield taps
+        finally:
+            self._taps = before
+
+    def uncompiled(self) -> AbstractContextManager[None]:
+        """Nothing here is compiled."""
+        return nullcontext()
+
+    def reach(self, layer: int) -> Reach | None:
+        """How far back the rows of an attention layer see, counted from 0; None is everything.
+
+        Raises:
+            UnsupportedModel: a layer that does not see everything.
+        """
+        types = getattr(self.model.config.get_text_config(), "layer_types", None)
+        own = types[layer] if types else None
+        if own != "full_attention":
+            raise UnsupportedModel(
+                f"layer {layer} of the {self.model.config.model_type} model is of type {own}, and "
+                "MTP modules behind recurrent state are read where they attend to everything; use "
+                "drafter='ngram'"
+            )
+        return None
 
     def open(self, reserve: int, prefix: Sequence[int] = ()) -> int:
         """Return the handle of a new empty sequence; its cache grows as it is read."""
@@ -155,7 +204,7 @@ class RecurrentTarget(Target):
             for piece in pieces:
                 state = self.state(piece.seq)
                 begun.append((state, state.num_staged))
-                logits += self._read(state, piece.tokens_r, piece.wanted)
+                logits += self._read(state, piece)
         except BaseException:
             for state, num_staged in begun:
                 state.undo(num_staged)
@@ -190,14 +239,29 @@ class RecurrentTarget(Target):
         self.state(seq)
         del self._sequences[seq]
 
-    def _read(self, state: SequenceState, tokens_r: Tensor, wanted: list[int]) -> list[Tensor]:
+    def _read(self, state: SequenceState, piece: Piece) -> list[Tensor]:
         """Logits of the wanted rows: one pass, or two where many rows are pending."""
+        tokens_r, wanted = piece.tokens_r, piece.wanted
         pending = wanted[0] + 1 if wanted else len(tokens_r)
         if not PENDING_LIMIT < pending < len(tokens_r):
-            return self._pass(state, tokens_r, wanted)
-        first = self._pass(state, tokens_r[:pending], wanted[:1])
+            return self._noted(state, piece.seq, tokens_r, wanted)
+        first = self._noted(state, piece.seq, tokens_r[:pending], wanted[:1])
         rest = [row - pending for row in wanted[1:]]
-        return first + self._pass(state, tokens_r[pending:], rest)
+        return first + self._noted(state, piece.seq, tokens_r[pending:], rest)
+
+    def _noted(
+        self, state: SequenceState, seq: int, tokens_r: Tensor, wanted: list[int]
+    ) -> list[Tensor]:
+        """A pass, its hidden states being noted where somebody asks."""
+        taps = self._taps
+        if taps is None:
+            return self._pass(state, tokens_r, wanted)
+        assert self._gate is not None
+        with self._gate.noting([layer - 1 for layer in taps.layers]) as passed:
+            logits = self._pass(state, tokens_r, wanted)
+        hidden_rF = torch.cat(passed.hidden, -1).flatten(0, -2)
+        taps.parts.setdefault(seq, []).append(hidden_rF)
+        return logits
 
     def _pass(self, state: SequenceState, tokens_r: Tensor, wanted: list[int]) -> list[Tensor]:
         state.mark()

@@ -28,7 +28,7 @@ from outrider.models.head_files import (
 )
 
 if TYPE_CHECKING:
-    from outrider.models.hf import HuggingFaceTarget
+    from outrider.models.hf import LoadedTarget
 
 KIND, VERSION = "eagle3", "0.9.0"
 TAPS = "eagle_aux_hidden_state_layer_ids"
@@ -125,7 +125,7 @@ LAYER_KEYS = (
 )
 
 
-def load_head(folder: Path, target: HuggingFaceTarget | None = None) -> EagleHead:
+def load_head(folder: Path, target: LoadedTarget | None = None) -> EagleHead:
     """Read a head, in float32; taps that the folder leaves out are the usual ones of `target`.
 
     Raises:
@@ -140,7 +140,7 @@ def head_of(
     folder: Path,
     config: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
-    target: HuggingFaceTarget | None = None,
+    target: LoadedTarget | None = None,
 ) -> EagleHead:
     """The head of a configuration and tensors in the layout; see `load_head`."""
     shape = _shape(folder, config, target)
@@ -179,7 +179,7 @@ def made_for(folder: Path) -> Made:
     return Made(str(name), str(classes[0]), dtype)
 
 
-def check_verifier(folder: Path, target: HuggingFaceTarget) -> None:
+def check_verifier(folder: Path, target: LoadedTarget) -> None:
     """Refuse a head that was made for a model of another class.
 
     Raises:
@@ -200,7 +200,7 @@ def _config(folder: Path) -> Mapping[str, Any]:
     return config
 
 
-def _shape(folder: Path, config: Mapping[str, Any], target: HuggingFaceTarget | None) -> EagleShape:
+def _shape(folder: Path, config: Mapping[str, Any], target: LoadedTarget | None) -> EagleShape:
     for name, without in WITHOUT.items():
         if config.get(name) not in (None, without):
             raise UnsupportedModel(
@@ -255,7 +255,7 @@ def rope_of(layer: Mapping[str, Any]) -> dict[str, Any]:
     return {**scaled, "rope_theta": float(layer.get("rope_theta", 10000.0))}
 
 
-def _usual_taps(folder: Path, target: HuggingFaceTarget | None) -> tuple[int, ...]:
+def _usual_taps(folder: Path, target: LoadedTarget | None) -> tuple[int, ...]:
     """The layers that heads are made for where nothing is said: low, middle and high."""
     if target is None:
         raise ModelError(

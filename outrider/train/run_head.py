@@ -156,8 +156,8 @@ def prepare_head(
     loaded = HuggingFaceTarget.load(folder, device=str(pick_device(device)), share_prefixes=False)
     if not isinstance(loaded, HuggingFaceTarget):
         raise UnsupportedModel(
-            f"the target {str(target)!r} has recurrent state, and heads read hidden states of "
-            "models with a cache of keys and values alone; train a draft model for it"
+            f"the target {str(target)!r} has recurrent state, and heads are trained for models "
+            "with a cache of keys and values alone; train a draft model for it"
         )
     ends = sorted(tokenizer.end_tokens())
     weights = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))

@@ -23,6 +23,7 @@ from outrider.errors import (
 from outrider.models.base import Rows
 from outrider.models.head import Head
 from outrider.models.protocol import ProtocolTarget
+from outrider.models.recurrent import RecurrentTarget
 from outrider.tree import TokenTree, TreeBudget
 from outrider.types import Request
 from tests.drafters.heads import KINDS, TOYS, ToyMedusa, drafter_of, random_head, tiny_target
@@ -31,6 +32,7 @@ from tests.drafters.tapped import TappedTarget
 from tests.engine.test_law import LENGTH, PREFIX, TARGET, chi_square
 from tests.engine.toys import markov
 from tests.models.families import one_thread, random_tokens
+from tests.models.recurrent_families import random_recurrent
 
 single = pytest.fixture(scope="module", autouse=True)(one_thread)
 LAWS = laws(10)
@@ -116,10 +118,12 @@ def test_long_prompts_interrupts_and_given_up_texts(kind, targets, monkeypatch) 
     assert left(drafter) == 0
 
 
-@pytest.mark.parametrize("kind", ["eagle", "mtp", "mtp of two"])
+@pytest.mark.parametrize("kind", ["eagle", "mtp", "mtp of two", "mtp behind recurrent state"])
 def test_laws_are_those_of_a_plain_reading_of_the_text(kind, targets) -> None:
     """Chains and trees: each node's law from all rows of all modules, read anew along its path."""
     target, _ = targets[False]
+    if kind == "mtp behind recurrent state":
+        target = RecurrentTarget(random_recurrent("qwen3_next"))
     head = random_head(kind, target)
     seen: list[tuple[list[int], list[int], list[int], torch.Tensor]] = []
 
@@ -137,7 +141,8 @@ def test_laws_are_those_of_a_plain_reading_of_the_text(kind, targets) -> None:
                 seen.append((list(texts[0].tokens), tokens, parents, probs))
             return draft
 
-    for trees, rule in ((None, "block"), (TREES, "recursive")):
+    shapes = ((None, "block"), (TREES, "recursive"))
+    for trees, rule in shapes if target.scores_trees else shapes[:1]:
         drafter = Kept(head.copied())
         requests = served(target, drafter, trees)
         params = SamplingParams(max_tokens=9, seed=2)

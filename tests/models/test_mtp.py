@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers.modeling_layers import MtpModel
 
 from outrider import LLM, SamplingParams
+from outrider.drafters import EagleDrafter, NoDrafter
 from outrider.errors import (
     InvalidConfig,
     ModelError,
@@ -23,11 +24,13 @@ from outrider.errors import (
 )
 from outrider.models.bundled import bundled_path
 from outrider.models.head import TargetParts
-from outrider.models.hf import HuggingFaceTarget
+from outrider.models.hf import HuggingFaceTarget, LoadedTarget
 from outrider.models.mtp import MtpHead, like_layer, module_of
 from outrider.models.mtp_files import load_mtp, num_mtp_modules, save_mtp
 from tests.drafters.heads import random_head, randomised, tiny_target
+from tests.drafters.serving import RAGGED, served, texts
 from tests.models.families import FAMILIES, VOCAB, one_thread, random_model, with_weights
+from tests.models.recurrent_families import random_recurrent
 
 single = pytest.fixture(scope="module", autouse=True)(one_thread)
 LAYER = "model.layers.3."
@@ -35,7 +38,8 @@ LAYER = "model.layers.3."
 
 def checkpoint(family: str, folder: Path, modules: int = 1) -> dict[str, Tensor]:
     """A model's folder with MTP modules named as its layers are; the modules' own tensors."""
-    model = random_model(family)
+    recurrent = family == "qwen3_next"
+    model = random_recurrent(family) if recurrent else random_model(family)
     model.save_pretrained(folder)
     file = folder / "model.safetensors"
     tensors, own = load_file(file), {}
@@ -62,10 +66,8 @@ def _like(tensor: Tensor, draw: torch.Generator) -> Tensor:
     return torch.randn(tensor.shape, generator=draw) * 0.2
 
 
-def loaded(folder: Path) -> HuggingFaceTarget:
-    target = HuggingFaceTarget.load(folder, dtype=torch.float32)
-    assert isinstance(target, HuggingFaceTarget)
-    return target
+def loaded(folder: Path) -> LoadedTarget:
+    return HuggingFaceTarget.load(folder, dtype=torch.float32)
 
 
 def test_modules_of_deepseek_and_glm_checkpoints_are_transformers_own(tmp_path: Path) -> None:
@@ -118,8 +120,8 @@ def causal(query, keys, values, options=None, layer=0) -> Tensor:
 
 
 def test_modules_under_mtp_are_the_same_ones(tmp_path: Path) -> None:
-    """The names of Qwen3-Next and Mellum: what is beside the layers stands a level up."""
-    own = checkpoint("qwen3-moe", tmp_path)
+    """The names of Qwen3-Next: what is beside the layers stands a level up. They draft there."""
+    own = checkpoint("qwen3_next", tmp_path)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
     target = loaded(tmp_path)
@@ -136,9 +138,16 @@ def test_modules_under_mtp_are_the_same_ones(tmp_path: Path) -> None:
             tensors[f"mtp.{part}.weight" if part else f"mtp.layers.0.{rest}"] = tensor
     save_file(tensors, file, {"format": "pt"})
     assert num_mtp_modules(tmp_path) == 1
-    found = load_mtp(tmp_path, target).state_dict()
+    head = load_mtp(tmp_path, target)
+    found = head.state_dict()
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    params = SamplingParams(max_tokens=8, temperature=0.7, seed=11)
+    due = texts(served(target, NoDrafter()), params, RAGGED[:2])
+    requests = served(target, EagleDrafter(head))
+    assert texts(requests, params, RAGGED[:2]) == due and requests.engine.metrics.drafted > 0
+    with pytest.raises(UnsupportedModel, match="is of type linear_attention, and MTP modules"):
+        target.reach(0)
 
 
 def test_several_modules_are_saved_and_read_alone(tmp_path: Path) -> None:
