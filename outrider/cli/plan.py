@@ -34,8 +34,7 @@ def plan(
     drafters: Annotated[
         str | None,
         typer.Option(
-            help="Drafters to compare, set apart by commas; by default ngram and suffix, and of "
-            "the bundled target its draft model.",
+            help="Drafters to compare, set apart by commas; by default those of auto and suffix.",
             metavar="A,B,C",
         ),
     ] = None,
@@ -143,7 +142,9 @@ def plan(
 
 
 def _drafters(model: str) -> tuple[str, ...]:
-    return (*(("draft",) if model == "bundled" else ()), "ngram", "suffix")
+    from outrider.llm.load import auto_specs
+
+    return (*auto_specs(model), "suffix")
 
 
 def _prompts(file: Path | None, most: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Spec strings: `none`, `draft`, `draft:PATH`, `ngram`, `suffix`, ..., and `a+b` of several."""
+"""Spec strings: `none`, `draft`, `draft:PATH`, `ngram`, ...; `a+b` together, `a,b` to choose."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from outrider.config import nearest
 from outrider.errors import InvalidConfig
 
 SPECS = {
-    "auto": "whoever pays most, in each round: the target's registered draft model, ngram, none",
+    "auto": "whoever pays most, in each round: the target's own MTP modules or registered draft "
+    "model, ngram, none",
     "none": "plain decoding",
     "draft": "the target's registered draft model",
     "draft:PATH": "the draft model in a folder",
@@ -52,7 +53,7 @@ class DrafterSpec:
         if kind not in KINDS:
             raise InvalidConfig(
                 f"drafter={spec!r} does not exist; drafters are {', '.join(SPECS)}, "
-                "or several as a+b" + nearest(kind, SPECS)
+                "several together as a+b, or a,b" + nearest(kind, SPECS)
             )
         if kind == "early-exit" and ((colon and not path) or path.lstrip("+-").isnumeric()):
             return cls(kind, layers=_layers(spec, path))

@@ -58,10 +58,11 @@ def speculative_config(how: Speculating) -> dict[str, Any] | None:
     """vLLM's dictionary, which `LLM.load(speculative_config=...)` takes too; None: it has none."""
     methods = {drafter: method for method, drafter in METHODS.items() if method != "ngram_gpu"}
     method = methods.get(how.kind)
-    if method is None or method == "none":
+    # MTP modules it takes out of the target's own checkpoint alone.
+    if method is None or method == "none" or (method == "mtp" and how.draft is not None):
         return None
     config: dict[str, Any] = {"method": method, "num_speculative_tokens": how.depth}
-    if how.draft is not None and method in ("draft_model", "eagle3"):
+    if how.draft is not None and method in ("draft_model", "eagle3", "medusa"):
         config["model"] = how.draft
     if method == "ngram":
         config |= {"prompt_lookup_min": 2, "prompt_lookup_max": 4}

@@ -46,6 +46,7 @@ from outrider.models.hf import (
     refuse_cache_bytes,
 )
 from outrider.models.libllama import GgufTokenizer, LibllamaTarget, is_gguf
+from outrider.models.mtp_files import num_mtp_modules
 from outrider.models.quantised import quantised, quantised_anew
 from outrider.models.recurrent import RecurrentTarget
 from outrider.models.text import TextTokenizer, Tokenizer
@@ -351,7 +352,7 @@ def load_drafter(
         }
         return (WITHOUT_MODEL | asked)[spec.kind]()
 
-    auto = ("draft", "ngram") if str(model) == BUNDLED else ("ngram",)
+    auto = auto_specs(model)
 
     def together(spec: str) -> Drafter:
         drafters = [made(one) for one in DrafterSpec.parse_all(spec, auto[0])]
@@ -359,8 +360,26 @@ def load_drafter(
 
     if options.control is None:
         return together(options.drafter)
-    found = [together(spec) for spec in alternatives(options.drafter, auto)]
+    found: list[Drafter] = []
+    for spec in alternatives(options.drafter, auto):
+        try:
+            found.append(together(spec))
+        except UnsupportedModel as error:
+            if spec in alternatives(options.drafter, ()):
+                raise
+            log.info("auto goes without %s: %s", spec, error)
     return Controller(found, options.control, name=options.drafter)
+
+
+def auto_specs(model: str | Path) -> tuple[str, ...]:
+    """What `auto` chooses among for a target, the preferred first.
+
+    Those are the MTP modules of its checkpoint and its registered draft model, where it has any,
+    and prompt lookup.
+    """
+    modules = ("mtp",) if num_mtp_modules(folder_of(model)) else ()
+    registered = ("draft",) if str(model) == BUNDLED else ()
+    return (*modules, *registered, "ngram")
 
 
 def _best_layers(options: Speculation, tokenizer: Tokenizer, target: Loaded) -> int:

@@ -24,6 +24,8 @@ def test_vllms_dictionary_is_the_one_that_is_read() -> None:
         Speculating("/m", "ngram", 3, "greedy"),
         Speculating("/m", "suffix", 8, "coupled"),
         Speculating("/m", "eagle:/h", 4, "token", draft="/h"),
+        Speculating("/m", "medusa:/h", 3, "token", draft="/h"),
+        Speculating("/m", "mtp", 2, "block"),
     ):
         config = speculative_config(how)
         assert config is not None
@@ -32,6 +34,12 @@ def test_vllms_dictionary_is_the_one_that_is_read() -> None:
         assert read.rule == (how.rule if how.rule in ("token", "block") else None)
         words = command(how, "vLLM")
         assert words is not None and json.loads(words[-1]) == config
+
+
+def test_what_an_engine_cannot_take_is_not_said() -> None:
+    for spec in ("mtp:/h", "early-exit:/h", "int8"):
+        how = Speculating("/m", spec, 4, "token", draft=spec.partition(":")[2] or None)
+        assert speculative_config(how) is None and command(how, "vLLM") is None
 
 
 def test_flags() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import Tensor
 from transformers.modeling_layers import MtpModel
 
 from outrider import LLM, SamplingParams
+from outrider.control import ControlSettings
 from outrider.drafters import EagleDrafter, NoDrafter
 from outrider.errors import (
     InvalidConfig,
@@ -22,6 +24,9 @@ from outrider.errors import (
     UnsupportedModel,
     VocabularyMismatch,
 )
+from outrider.llm.load import Placement, auto_specs, load_drafter
+from outrider.llm.options import Speculation
+from outrider.models import mtp
 from outrider.models.bundled import bundled_path
 from outrider.models.head import TargetParts
 from outrider.models.hf import HuggingFaceTarget, LoadedTarget
@@ -266,3 +271,26 @@ def test_the_spec_reads_the_targets_own_folder_or_another(tmp_path: Path) -> Non
     assert done.token_ids == due.token_ids and done.stats.drafted > 0
     assert llm.info()["drafter"] == {"name": "mtp", "trusted": False}
     assert target.vocab_size != VOCAB
+
+
+def test_auto_knows_the_modules_of_a_checkpoint(tmp_path: Path, monkeypatch) -> None:
+    assert auto_specs("bundled") == ("draft", "ngram")
+    checkpoint("llama", tmp_path)
+    target = loaded(tmp_path)
+    asked = Speculation("auto", control=ControlSettings())
+
+    def names(spec: str = "auto") -> tuple[str, ...]:
+        options = dataclasses.replace(asked, drafter=spec)
+        # Neither drafter asks for the tokenizer.
+        found = load_drafter(options, tmp_path, None, Placement(), lambda: target)  # type: ignore
+        return found.names
+
+    assert names() == ("mtp", "ngram") and names("suffix,auto") == ("suffix", "mtp", "ngram")
+    monkeypatch.setattr(mtp, "like_layer", refuse)
+    assert names() == ("ngram",), "what cannot be had is left out"
+    with pytest.raises(UnsupportedModel, match="not this one"):
+        names("mtp,ngram")
+
+
+def refuse(*_: object) -> None:
+    raise UnsupportedModel("not this one")
