@@ -53,7 +53,7 @@ class DrafterSpec:
         if kind not in KINDS:
             raise InvalidConfig(
                 f"drafter={spec!r} does not exist; drafters are {', '.join(SPECS)}, "
-                "several together as a+b, or a,b" + nearest(kind, SPECS)
+                "or several as a+b" + nearest(kind, SPECS)
             )
         if kind == "early-exit" and ((colon and not path) or path.lstrip("+-").isnumeric()):
             return cls(kind, layers=_layers(spec, path))

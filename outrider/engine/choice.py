@@ -38,8 +38,12 @@ class Choice:
         self.own = own
         self.plain = NoDrafter()
         self._made: dict[str, Drafter] = {"auto": own, own.name: own, "none": self.plain}
-        # The preferred of two that bear one name stands first.
-        self._parts = {part.name: part for part in reversed(parts_of(own))}
+        # The preferred of two that bear one name stands first; of early-exit:L its kind is one.
+        self._parts = {
+            name: part
+            for part in reversed(parts_of(own))
+            for name in (part.name.partition(":")[0], part.name)
+        }
         self._added: list[Drafter] = []
 
     def of(self, spec: str | None) -> Drafter:
@@ -63,10 +67,11 @@ class Choice:
         return self._made[spec]
 
     def _part(self, spec: DrafterSpec) -> Drafter:
-        if spec.path is None and spec.kind in self._parts:
-            return self._parts[spec.kind]
+        about = spec.path or spec.layers
+        name = spec.kind if about is None else f"{spec.kind}:{about}"
+        if spec.path is None and name in self._parts:
+            return self._parts[name]
         if spec.kind not in WITHOUT_MODEL:
-            name = spec.kind if spec.path is None else f"{spec.kind}:{spec.path}"
             ready = dict.fromkeys(("none", *self._parts, *WITHOUT_MODEL))
             raise InvalidConfig(
                 f"drafter={name!r} is not loaded, and one request cannot load it; name "

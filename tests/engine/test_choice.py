@@ -8,12 +8,14 @@ from outrider import SamplingParams
 from outrider.drafters import (
     CombinedDrafter,
     Drafter,
+    EarlyExitDrafter,
     ModelDrafter,
     NgramDrafter,
     NoDrafter,
     SuffixDrafter,
 )
 from outrider.engine import Emitter, Engine, Requests
+from outrider.engine.choice import Choice
 from outrider.errors import InvalidConfig
 from outrider.models.protocol import ProtocolTarget
 from outrider.tree import TreeBudget
@@ -45,6 +47,14 @@ def combined() -> CombinedDrafter:
 def served(drafter: Drafter, trees: TreeBudget | None = None) -> Requests:
     engine = Engine(ProtocolTarget(TARGET), drafter, Emitter(None), trees=trees)
     return Requests(engine, depth=4, end_tokens=frozenset())
+
+
+def test_a_drafter_of_so_many_layers_goes_by_its_kind_too() -> None:
+    own = EarlyExitDrafter(2)
+    choice = Choice(CombinedDrafter([NgramDrafter(), own]))
+    assert choice.of("early-exit") is choice.of("early-exit:2") is own
+    with pytest.raises(InvalidConfig, match="'early-exit:3' is not loaded"):
+        choice.of("early-exit:3")
 
 
 @pytest.mark.parametrize("params", [GREEDY, COUPLED], ids=["greedy", "coupled"])
