@@ -1,19 +1,21 @@
-"""Outrider's bundled pair: where its checkpoints, recipes and prompts lie."""
+"""Outrider's bundled models: where their checkpoints, heads, recipes and prompts lie."""
 
 from pathlib import Path
 
-__all__ = ["MODELS", "PROMPT_SETS", "path", "prompts", "recipe"]
+__all__ = ["HEADS", "MODELS", "PROMPT_SETS", "path", "prompts", "recipe"]
 __version__ = "0.1.0"
 
 MODELS = ("target", "draft")
+HEADS = ("eagle",)
+"""Of the target."""
 PROMPT_SETS = ("code", "prose", "foreign")
 
 _ROOT = Path(__file__).parent
 
 
 def path(name: str) -> Path:
-    """The checkpoint folder of `target` or `draft`."""
-    return _known(name, MODELS, "model", _ROOT / name)
+    """The folder of `target`, `draft` or a head."""
+    return _known(name, (*MODELS, *HEADS), "model", _ROOT / name)
 
 
 def prompts(name: str) -> Path:

@@ -22,7 +22,7 @@ SPECS = {
     "early-exit": "the target's own first layers, as many as are found to pay best",
     "early-exit:L": "the target's own first L layers",
     "early-exit:PATH": "the target's own first layers and the early-exit head in a folder",
-    "eagle:PATH": "the EAGLE head, of any generation, in a folder",
+    "eagle:PATH": "the EAGLE head, of any generation, in a folder; bundled: the bundled one",
     "medusa:PATH": "the Medusa heads in a folder",
     "mtp": "the multi-token prediction modules of the target's own checkpoint",
     "mtp:PATH": "those in a folder",

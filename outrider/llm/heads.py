@@ -13,6 +13,7 @@ from outrider.drafters import (
 )
 from outrider.errors import ModelError
 from outrider.models.base import Target
+from outrider.models.bundled import BUNDLED, bundled_path
 from outrider.models.early_exit import gated_target
 from outrider.models.exit_head import load_exit_head
 from outrider.models.head import Head, check_fits, tapped_target
@@ -51,7 +52,9 @@ def head_drafter(
 
 
 def _folder(spec: DrafterSpec) -> Path:
-    """The folder that a spec names."""
+    """The folder that a spec names; `bundled` stands for the bundled target's own head."""
+    if spec.path == BUNDLED:
+        return bundled_path(spec.kind)
     folder = Path(str(spec.path)).expanduser()
     if not folder.is_dir():
         number = ", or a number of layers" if spec.kind == "early-exit" else ""

@@ -36,7 +36,7 @@ from outrider.llm.heads import HEADS, head_drafter
 from outrider.llm.options import Speculation
 from outrider.models.base import Target
 from outrider.models.bridge import BridgedModel, Dictionary
-from outrider.models.bundled import bundled_path
+from outrider.models.bundled import BUNDLED, bundled_path
 from outrider.models.exit_search import PROMPTS, best_exit, search_exit
 from outrider.models.hf import (
     NOT_STRICT,
@@ -59,7 +59,6 @@ Compile: TypeAlias = Literal["auto"] | bool
 
 log = logging.getLogger(__name__)
 
-BUNDLED = "bundled"
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -1,4 +1,4 @@
-"""The bundled pair: a small target and its draft model, shipped as `outrider-models`."""
+"""The bundled models: a small target, its draft model and its heads, as `outrider-models`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 
 from outrider.errors import InvalidConfig, MissingExtra
 
-PARTS = ("target", "draft")
+PARTS = ("target", "draft", "eagle")
+BUNDLED = "bundled"
+"""What stands for a folder of theirs."""
 EVAL_SETS = ("code", "prose", "foreign")
 
 
@@ -25,10 +27,11 @@ def _package() -> Path:
 
 
 def bundled_path(part: str) -> Path:
-    """The folder of the bundled `target` or `draft`.
+    """The folder of the bundled `target`, its `draft` model or one of its heads.
 
     Raises:
         MissingExtra: outrider-models is not installed; the message is the install line.
+        InvalidConfig: there is no such part.
     """
     if part not in PARTS:
         raise InvalidConfig(f"bundled part {part!r} does not exist; parts are {', '.join(PARTS)}")
