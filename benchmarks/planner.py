@@ -70,12 +70,12 @@ def planned(llm: LLM, workload: Workload, options: Any) -> tuple[Plan, Asked, Se
     asked = Asked([llm.tokenizer.encode(text) for text in texts], sampling, options.depth)
     drafters = tuple("draft" if name == "slow" else name for name in workload.drafters)
     search = Search(drafters, options.depth, workload.widths, (workload.batch,))
-    return plan(llm._requests, asked, search), asked, search
+    return plan(llm.requests, asked, search), asked, search
 
 
 def replayed(llm: LLM, asked: Asked, search: Search) -> list[dict[str, Any]]:
     """Three policies of the first drafter, replayed and run."""
-    requests, (drafter, *_), (batch, *_) = llm._requests, search.drafters, search.batches
+    requests, (drafter, *_), (batch, *_) = llm.requests, search.drafters, search.batches
     requests.engine.trees = None
     own = replace(asked, drafter=drafter, batch=batch)
     texts = observed(requests, replace(own, batch=None))

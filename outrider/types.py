@@ -357,7 +357,7 @@ class RoundTrace:
         Raises:
             KeyError, TypeError: something else.
         """
-        named = {field.name: found[field.name] for field in fields(cls)}
+        named: dict[str, Any] = {field.name: found[field.name] for field in fields(cls)}
         lists = {name: tuple(one) for name, one in named.items() if isinstance(one, list)}
         return cls(**(named | lists | {"times": StageTimes(**found["times"])}))
 

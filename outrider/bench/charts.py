@@ -59,10 +59,10 @@ def draw_regret(found: Sequence[Replayed], best: Replayed, path: Path) -> None:
         behind = [1e3 * (mine - least) for mine, least in zip(own, due, strict=True)]
         axis.plot(range(len(own)), behind, color=colour, label=one.policy, linewidth=1.5)
     axis.legend(fontsize=8)
-    name = f"the oracle ({best.policy})" if best.oracle else best.policy
+    against = "the oracle, which sees the future" if best.oracle else best.policy
     titled(
         axis,
-        f"Regret against {name}",
+        f"Regret against {against}",
         "Lower is better: the height at the right is the time lost over all texts.",
         ("tokens made", "milliseconds behind"),
     )
@@ -123,13 +123,14 @@ def _speedup(found: Plan) -> Any:
             axis.fill_between(depths, low, high, color=colour, alpha=0.15, linewidth=0)
         axis.axhline(1.0, color="black", linewidth=0.8)
         axis.set_ylim(bottom=0)
+        axis.set_xticks(range(1, 1 + max(one.candidate.depth for one in found.of(batch))))
         axis.legend(fontsize=8)
         best = found.best(batch)
-        said = "nothing pays: decode plainly" if best.candidate.depth == 0 else str(best.candidate)
+        said = f"Run {best.candidate}." if best.candidate.depth else "Nothing surely pays."
         titled(
             axis,
             f"Predicted speed-up, {batch} text{'s' * (batch > 1)} at a time",
-            f"Above 1 it pays. To run: {said}.",
+            f"Above 1 it pays; bands are intervals of 95 %. {said}",
             ("levels drafted", "times as fast as plain decoding"),
         )
     return figure
@@ -140,6 +141,7 @@ def _acceptance(found: Plan) -> Any:
     for colour, (name, rates) in zip(COLOURS, found.acceptance.items(), strict=False):
         axis.plot(range(1, len(rates) + 1), rates, "o-", color=colour, label=name)
     axis.set_ylim(0, 1)
+    axis.set_xticks(range(1, 1 + max(map(len, found.acceptance.values()))))
     axis.legend(fontsize=8)
     titled(
         axis,

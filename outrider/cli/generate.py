@@ -236,7 +236,7 @@ def _traced(
     from outrider.control.record import Asked, depths_to_time, settings_of, timed
     from outrider.control.trace import TraceWriter
 
-    rule, writer, requests = str(llm.rule), TraceWriter(how.file), llm._requests
+    rule, writer, requests = str(llm.rule), TraceWriter(how.file), llm.requests
     asked = Asked([tokens], replace(sampling, seed=sampling.seed), requests.depth, rule)
     with observing(rule, lossless=how.loading.lossless) as watched:
         number = writer.text(settings_of(requests, asked, tokens, observed=how.observe))

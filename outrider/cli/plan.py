@@ -123,7 +123,7 @@ def plan(
     )
     asked = Asked([llm.tokenizer.encode(text) for text in texts], sampling, depth)
     with terminal.err().status("planning ...") as status:
-        found = run(llm._requests, asked, search, lambda now: status.update(f"{now} ..."))
+        found = run(llm.requests, asked, search, lambda now: status.update(f"{now} ..."))
     best = found.best(search.batches[0])
     how = _speculating(llm, dict(zip(search.drafters, specs, strict=True)), best)
     if save is not None:

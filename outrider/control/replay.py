@@ -114,9 +114,8 @@ class Guesses:
         ranks = _ranks(shape)
         inside = [depth for depth in _depths(shape)[1:] if depth <= levels]
         for row, (parent, rank) in enumerate(_ranks(one.trace.parents), start=1):
-            found = (places.get(parent), rank)
-            if found in ranks:
-                places[row] = ranks.index(found) + 1
+            if parent in places and (places[parent], rank) in ranks:
+                places[row] = ranks.index((places[parent], rank)) + 1
         kept = 0
         for row in one.path[:levels]:
             if row not in places:
@@ -416,7 +415,7 @@ def _as_run(texts: Sequence[TracedText]) -> Replayed:
     return Replayed("traced", False, tuple(steps), 0.0, wall_s)
 
 
-def _ranks(parents: Sequence[int]) -> list[tuple[int | None, int]]:
+def _ranks(parents: Sequence[int]) -> list[tuple[int, int]]:
     """Of each node its parent's row and its place among the children there."""
     return [(parent, list(parents[:j]).count(parent)) for j, parent in enumerate(parents)]
 

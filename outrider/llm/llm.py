@@ -269,6 +269,11 @@ class LLM:
         return self._requests.engine.drafter
 
     @property
+    def requests(self) -> Requests:
+        """What its texts are asked of, for `outrider.control`."""
+        return self._requests
+
+    @property
     def metrics(self) -> SpeculativeMetrics:
         """Counts and stage times over everything made so far."""
         return self._requests.engine.metrics

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import attention, drafters, generate, linears, logprobs, start
+from benchmarks import attention, drafters, generate, linears, logprobs, planner, start
 
 
 def test_drafters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,6 +43,17 @@ def test_generate(tmp_path: Path) -> None:
         assert row["tok_s"] is None or row["same"] == row["texts"] == row["batch"]
     best = [row for row in rows if row["ahead"] is None and row["tok_s"]]
     assert [row["way"].split(",")[0] for row in best] == ["outrider", "outrider"]
+
+
+@pytest.mark.slow
+def test_planner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "planner.json"
+    assert planner.main(["--smoke", "--anyway", "--json", str(out)]) == 0
+    (found,) = json.loads(out.read_text())["workloads"].values()
+    assert len(found["verified"]) == 3 and len(found["replayed"]) == 3
+    for one in found["replayed"]:
+        assert one["measured_tok_s"]["low"] <= one["measured_tok_s"]["mean"]
+    assert "the advice is" in capsys.readouterr().out
 
 
 @pytest.mark.slow
