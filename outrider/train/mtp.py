@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from outrider.errors import UnsupportedModel
 from outrider.models.capability import has_experts
-from outrider.models.head import TargetParts
+from outrider.models.head import TargetParts, scaled
 from outrider.models.hf import HuggingFaceTarget
 from outrider.models.mtp import MtpHead, module_of
 from outrider.train.chance import generator
@@ -54,12 +54,13 @@ def new_module(recipe: HeadRecipe, target: HuggingFaceTarget) -> MtpHead:
 def _differentiable(target: HuggingFaceTarget) -> TargetParts:
     """The target's parts in float32 and as plain products, through which gradients pass."""
     parts, model = TargetParts.of(target), target.model
+    config = model.config.get_text_config()
     assert isinstance(parts.norm, torch.nn.Module)
     output: Any = model.get_output_embeddings()
     weight, bias = output.weight.float(), getattr(output, "bias", None)
     bias = None if bias is None else bias.float()
 
     def logits(h: Tensor) -> Tensor:
-        return F.linear(h, weight, bias)
+        return scaled(F.linear(h, weight, bias), config)
 
     return TargetParts(parts.embeddings, copy.deepcopy(parts.norm).float(), logits)
