@@ -127,7 +127,7 @@ class EagleDrafter(Drafter):
         """Reads the states of the next `rows` tokens, of all but the last known at most."""
         known = self._texts.get(text.key)
         if known is not None and known.num_waiting() > 1:
-            self._catch_up([text], [min(rows, known.num_waiting() - 1)])
+            self._catch_up([text], [min(rows, known.num_waiting() - 1)], kept=1)
 
     def propose(
         self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws
@@ -143,7 +143,7 @@ class EagleDrafter(Drafter):
         asked = [texts[b] for b in members]
         for text in asked:
             while (waiting := self._texts[text.key].num_waiting()) > self.chunk:
-                self._catch_up([text], [min(self.chunk, waiting - 1)])
+                self._catch_up([text], [min(self.chunk, waiting - 1)], kept=1)
         h_nD = self._catch_up(asked, [self._texts[t.key].num_waiting() for t in asked])
         tokens_M = self.model.head.tokens
         if draws.trees is not None:
@@ -220,22 +220,30 @@ class EagleDrafter(Drafter):
         rows = self.model.length(known.handle) + known.num_waiting()
         return known.first + rows == len(text.tokens) - 1 and rows >= len(known.waiting)
 
-    def _catch_up(self, texts: Sequenced[Sequence], counts: Sequenced[int]) -> list[Tensor]:
-        """Reads and keeps so many waiting states of each text; each module's last features."""
+    def _catch_up(
+        self, texts: Sequenced[Sequence], counts: Sequenced[int], *, kept: int = 0
+    ) -> list[Tensor]:
+        """Reads and keeps so many waiting states of each text; each module's last features.
+
+        The texts' last `kept` tokens are left for the next time: a draft starts from rows that
+        every module has just read.
+        """
         found = [self._read(texts, counts, 0)]
         for module in range(1, self.model.head.num_modules):
-            found.append(self._read(texts, [self._due(text, module) for text in texts], module))
+            due = [self._due(text, module) - kept for text in texts]
+            found.append(self._read(texts, due, module))
         return found
 
     def _due(self, text: Sequence, module: int) -> int:
-        """How many waiting features a later module can read: of those whose tokens are known."""
+        """How many features a later module can read at most: those whose tokens are known."""
         known = self._texts[text.key]
-        first = known.first + self.model.length(known.handle, module) + module + 1
-        return max(0, min(known.num_waiting(module), len(text.tokens) - first))
+        return len(text.tokens) - known.first - self.model.length(known.handle, module) - module - 1
 
     def _read(self, texts: Sequenced[Sequence], counts: Sequenced[int], module: int) -> Tensor:
         """Has a module read and keep rows of each text; the features behind their last ones."""
-        reading = [(self._texts[t.key], t, n) for t, n in zip(texts, counts, strict=True) if n]
+        given = [(self._texts[t.key], t, n) for t, n in zip(texts, counts, strict=True)]
+        given = [(known, t, min(n, known.num_waiting(module))) for known, t, n in given]
+        reading = [(known, t, n) for known, t, n in given if n > 0]
         if not reading:
             return torch.empty(0)
         tokens: list[int] = []

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from outrider.errors import TargetShapeMismatch, UnsupportedModel, VocabularyMismatch
 from outrider.models.attention_op import Forward, Options, running
 from outrider.models.base import Rows, Target
+from outrider.models.capability import is_close, row_errors
 from outrider.models.hf import LoadedTarget
 from outrider.models.packing import arrange_linears
 from outrider.models.reach import Reach
@@ -65,19 +66,45 @@ class TargetParts:
 
         def output(h: Tensor) -> Tensor:
             # Asked for anew, as new weights may come with another layer.
-            return model.get_output_embeddings()(h)
+            return scaled(model.get_output_embeddings()(h), model.config.get_text_config())
 
-        return cls(
+        parts = cls(
             model.get_input_embeddings(), final_norm(target) if norm else nn.Identity(), output
         )
+        if norm:
+            parts.check(target)
+        return parts
+
+    def check(self, target: LoadedTarget) -> None:
+        """Refuse a target whose logits are not what norm and output make of its last states.
+
+        Raises:
+            UnsupportedModel: naming it.
+        """
+        left_RD, _, logits_RV = _tried(target)
+        with torch.inference_mode():
+            own_RV = self.output(self.norm(left_RD))
+        if not is_close(target.model, float(row_errors(own_RV, logits_RV).max())):
+            raise UnsupportedModel(
+                f"the {target.model.config.model_type} model makes more of its output layer's "
+                "logits than is known here, so that heads cannot use that layer; use "
+                "drafter='ngram'"
+            )
 
 
-def final_norm(target: LoadedTarget) -> nn.Module:
-    """The module that makes of the last layer's output what the output layer gets.
+def scaled(logits: Tensor, config: Any) -> Tensor:
+    """What families make of their output layer's logits: a factor (Cohere, Granite), a soft cap."""
+    if factor := getattr(config, "logit_scale", None):
+        logits = logits * factor
+    if divisor := getattr(config, "logits_scaling", None):
+        logits = logits / divisor
+    if cap := getattr(config, "final_logit_softcapping", None):
+        logits = cap * torch.tanh(logits / cap)
+    return logits
 
-    Raises:
-        UnsupportedModel: there is none.
-    """
+
+def _tried(target: LoadedTarget) -> tuple[Tensor, Tensor, Tensor]:
+    """Of two tokens: what leaves the last layer, what enters the output layer, the logits."""
     model: Any = target.model
     depth = int(model.config.get_text_config().num_hidden_layers)
     entered: list[Tensor] = []
@@ -87,16 +114,28 @@ def final_norm(target: LoadedTarget) -> nn.Module:
     seq = target.open(2)
     try:
         with target.uncompiled(), target.tapping((depth,)) as taps, torch.inference_mode():
-            target.score(Rows((seq,), (2,), torch.tensor([1, 2]) % target.vocab_size))
-            left_RD = taps.of(seq)
-            entered_RD = entered[0].flatten(0, -2)[: len(left_RD)]
-            for name, module in model.get_decoder().named_children():
-                named = "norm" in name or name.startswith("ln_")
-                if named and torch.allclose(module(left_RD), entered_RD):
-                    return module
+            tokens = torch.tensor([1, 2]) % target.vocab_size
+            logits_RV = target.score(Rows((seq,), (2,), tokens))
     finally:
         hook.remove()
         target.close(seq)
+    left_RD = taps.of(seq)
+    return left_RD, entered[0].flatten(0, -2)[: len(left_RD)], logits_RV
+
+
+def final_norm(target: LoadedTarget) -> nn.Module:
+    """The module that makes of the last layer's output what the output layer gets.
+
+    Raises:
+        UnsupportedModel: there is none.
+    """
+    model: Any = target.model
+    left_RD, entered_RD, _ = _tried(target)
+    for name, module in model.get_decoder().named_children():
+        if "norm" in name or name.startswith("ln_"):
+            with torch.inference_mode():
+                if torch.allclose(module(left_RD), entered_RD):
+                    return module
     raise UnsupportedModel(
         f"no norm of the {model.config.model_type} model makes of its last layer's hidden states "
         "what its output layer gets, so that heads cannot use that layer; use drafter='ngram'"

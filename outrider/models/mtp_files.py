@@ -62,8 +62,8 @@ def load_mtp(folder: Path, target: LoadedTarget) -> MtpHead:
         VocabularyMismatch, TargetShapeMismatch: modules of another vocabulary or width.
     """
     config = read_config(folder)
-    if config.get("outrider_head") == KIND:
-        _check_target(folder, config, target)
+    _check_target(folder, config, target)
+    options = _options(folder, config, target)
     places = _places(folder)
     layers = int(target.model.config.get_text_config().num_hidden_layers)
     found = _modules(places, layers)
@@ -79,7 +79,7 @@ def load_mtp(folder: Path, target: LoadedTarget) -> MtpHead:
         own = {_OWN[n]: tensors.pop(n) for n in list(tensors) if n in _OWN}
         for name in _SHARED:
             tensors.pop(name, None)
-        made = module_of(target, number, tensors, config.get("layer_options"))
+        made = module_of(target, number, tensors, options)
         _fill(made, own, folder)
         modules.append(made.to(target.dtype))
     return MtpHead(modules, target).eval()
@@ -134,13 +134,15 @@ def _places(folder: Path) -> dict[str, Path]:
     try:
         if (folder / INDEX).is_file():
             index = json.loads((folder / INDEX).read_text("utf-8"))["weight_map"]
+            if any(Path(file).name != file for file in index.values()):
+                raise ValueError(f"{INDEX} names files outside the folder")
             return {name: folder / file for name, file in index.items()}
         places: dict[str, Path] = {}
         for file in sorted(folder.glob("*.safetensors")):
             with safe_open(file, framework="pt") as tensors:
                 places |= dict.fromkeys(tensors.keys(), file)
         return places
-    except (OSError, ValueError, KeyError, AttributeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise ModelError(
             f"the weights in {str(folder)!r} cannot be read ({error}); give a whole checkpoint"
         ) from error
@@ -180,16 +182,33 @@ def _read(places: Mapping[str, Path], names: Mapping[str, str]) -> dict[str, Ten
 
 
 def _check_target(folder: Path, config: Mapping[str, Any], target: LoadedTarget) -> None:
-    """Refuse a folder that says it was made for another target."""
-    name, text = config.get("name_or_path"), target.model.config.get_text_config()
+    """Refuse a folder whose configuration is another target's."""
+    name = config.get("name_or_path") or config.get("_name_or_path") or str(folder)
     check_class(folder, name, config.get("architectures") or [], target)
-    _check_sizes(folder, config.get("vocab_size"), config.get("hidden_size"), target)
-    if config.get("num_hidden_layers") != text.num_hidden_layers:
+    said, text = config.get("text_config") or config, target.model.config.get_text_config()
+    _check_sizes(folder, said.get("vocab_size"), said.get("hidden_size"), target)
+    layers = said.get("num_hidden_layers", text.num_hidden_layers)
+    if layers != text.num_hidden_layers:
         raise ModelError(
-            f"the head in {str(folder)!r} was made for {name!r}, whose layer "
-            f"{config.get('num_hidden_layers')} it reads, and the target's last is layer "
-            f"{text.num_hidden_layers}; give the head of this target"
+            f"the head in {str(folder)!r} was made for {name!r}, whose layer {layers} it reads, "
+            f"and the target's last is layer {text.num_hidden_layers}; give the head of this target"
         )
+
+
+def _options(folder: Path, config: Mapping[str, Any], target: LoadedTarget) -> dict[str, Any]:
+    """In what the modules' layers differ from the target's: whole numbers of its configuration."""
+    options = config.get("layer_options") or {}
+    text = target.model.config.get_text_config()
+    fits = isinstance(options, dict) and all(
+        type(value) is int and value > 0 and type(getattr(text, name, None)) is int
+        for name, value in options.items()
+    )
+    if not fits:
+        raise ModelError(
+            f"layer_options in {str(folder)!r} is {options!r}; sizes by their names in the "
+            "target's config.json are due"
+        )
+    return options
 
 
 def _check_shapes(folder: Path, tensors: Mapping[str, Tensor], target: LoadedTarget) -> None:

@@ -126,6 +126,9 @@ def load_medusa(folder: Path, target: LoadedTarget) -> MedusaHeads:
     for name, tensor in read_tensors(folder).items():
         found = _MEDUSA_NAME.fullmatch(name)
         own[f"heads.{found[1]}.{found[2]}.{found[3]}" if found else name] = tensor.float()
+    # The uploaded configurations say 2 heads beside files of 5, which their own loader overrides.
+    held = {name.split(".")[1] for name in own if name.startswith("heads.")}
+    said = config["medusa_num_heads"]
     output = own.get(f"heads.0.{blocks}.weight")
     if output is None or output.dim() != 2:
         raise ModelError(
@@ -136,7 +139,7 @@ def load_medusa(folder: Path, target: LoadedTarget) -> MedusaHeads:
         shape = MedusaShape(
             int(output.shape[0]),
             int(output.shape[1]),
-            int(config["medusa_num_heads"]),
+            int(said) if int(said) < 1 else max(int(said), len(held)),
             int(blocks),
             int(text.num_hidden_layers),
         )

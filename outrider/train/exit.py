@@ -14,11 +14,11 @@ from torch.nn import functional as F
 
 from outrider.drafters import Drafter, EarlyExitDrafter
 from outrider.models.exit_head import ExitHead, ExitShape
-from outrider.models.exit_tail import ExitTail
 from outrider.models.hf import HuggingFaceTarget
 from outrider.train.chance import generator
 from outrider.train.head import HeadObjective
 from outrider.train.losses import block_shortfall, distance
+from outrider.train.parts import differentiable
 from outrider.train.recipe import ExitRecipe, HeadRecipe
 
 
@@ -34,7 +34,7 @@ class ExitTraining(HeadObjective):
         end_id: int,
     ) -> None:
         super().__init__(recipe, target, train, held_out, end_id)
-        self._tail = ExitTail(target)
+        self._parts = differentiable(target, target.dtype)
 
     def loss(self, model: ExitHead, tokens_BT: Tensor) -> Tensor:
         """The loss on rows of text, each place drafted from once."""
@@ -42,7 +42,8 @@ class ExitTraining(HeadObjective):
         assert isinstance(recipe, ExitRecipe)
         states_BTD, logits_BTV = self._read(tokens_BT, model.taps)
         adapted_BTD = model(states_BTD.to(model.dtype))
-        guessed_BTV = self._tail(adapted_BTD).float()
+        normed_BTD = self._parts.norm(adapted_BTD.to(self._target.dtype))
+        guessed_BTV = self._parts.output(normed_BTD).float()
         tokens_BT = tokens_BT.to(guessed_BTV.device)
         return exit_loss(model, recipe, tokens_BT, (adapted_BTD, guessed_BTV), logits_BTV)
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from outrider.errors import UnsupportedModel
 from outrider.models.capability import has_experts
-from outrider.models.head import TargetParts
 from outrider.models.hf import HuggingFaceTarget
 from outrider.models.mtp import MtpHead, module_of
 from outrider.train.chance import generator
+from outrider.train.parts import differentiable
 from outrider.train.recipe import HeadRecipe, MtpRecipe
 
 
@@ -47,19 +44,5 @@ def new_module(recipe: HeadRecipe, target: HuggingFaceTarget) -> MtpHead:
             else:
                 parameter.normal_(0.0, parameter.size(1) ** -0.5, generator=draw)
     head = MtpHead([module], target)
-    head.borrow(_differentiable(target))
+    head.borrow(differentiable(target, torch.float32))
     return head
-
-
-def _differentiable(target: HuggingFaceTarget) -> TargetParts:
-    """The target's parts in float32 and as plain products, through which gradients pass."""
-    parts, model = TargetParts.of(target), target.model
-    assert isinstance(parts.norm, torch.nn.Module)
-    output: Any = model.get_output_embeddings()
-    weight, bias = output.weight.float(), getattr(output, "bias", None)
-    bias = None if bias is None else bias.float()
-
-    def logits(h: Tensor) -> Tensor:
-        return F.linear(h, weight, bias)
-
-    return TargetParts(parts.embeddings, copy.deepcopy(parts.norm).float(), logits)

@@ -118,6 +118,21 @@ def test_long_prompts_interrupts_and_given_up_texts(kind, targets, monkeypatch) 
     assert left(drafter) == 0
 
 
+@pytest.mark.parametrize("trees", [None, TREES], ids=["chains", "trees"])
+def test_prompts_of_any_length_are_read_in_parts(trees, targets) -> None:
+    """What a later module reads never runs out before a draft begins."""
+    target, _ = targets[False]
+    prompts = [random_tokens(size).tolist() for size in (8, 9, 10)]
+    params = SamplingParams(max_tokens=5, temperature=0.0)
+    wanted = texts(served(target, NoDrafter()), params, prompts)
+    head = random_head("mtp of two", target)
+    assert isinstance(head, Head)
+    for chunk in (4, 64):
+        requests = served(target, EagleDrafter(head.copied(), chunk=4), trees, chunk=chunk)
+        assert texts(requests, params, prompts) == wanted
+        assert requests.engine.metrics.drafted > 0
+
+
 @pytest.mark.parametrize("kind", ["eagle", "mtp", "mtp of two", "mtp behind recurrent state"])
 def test_laws_are_those_of_a_plain_reading_of_the_text(kind, targets) -> None:
     """Chains and trees: each node's law from all rows of all modules, read anew along its path."""

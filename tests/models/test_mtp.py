@@ -223,8 +223,35 @@ def test_modules_of_another_target_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 99}))
     with pytest.raises(VocabularyMismatch, match="of 99 tokens, the target has 97"):
         load_mtp(tmp_path, target)
-    with pytest.raises(ModelError, match="holds no MTP modules behind 3 layers"):
-        load_mtp(bundled_path("draft"), target)
+    for options in ([1], {"intermediate_size": "x"}, {"intermediate_sise": 7}):
+        changed = {**config, "layer_options": options}
+        (tmp_path / "config.json").write_text(json.dumps(changed))
+        with pytest.raises(ModelError, match=r"layer_options in .* sizes by their names"):
+            load_mtp(tmp_path, target)
+
+
+def test_checkpoints_of_other_models_are_refused(tmp_path: Path) -> None:
+    checkpoint("llama", tmp_path)
+    shallower = FAMILIES["llama"].config()
+    shallower.num_hidden_layers = 2
+    with pytest.raises(ModelError, match=r"whose layer 3 it reads, .* last is layer 2"):
+        load_mtp(tmp_path, HuggingFaceTarget(with_weights(shallower)))
+    with pytest.raises(ModelError, match="a LlamaForCausalLM, and the target is a Mistral"):
+        load_mtp(tmp_path, HuggingFaceTarget(random_model("mistral")))
+    with pytest.raises(VocabularyMismatch, match="of 4096 tokens, the target has 97"):
+        load_mtp(bundled_path("draft"), tiny_target())
+    (tmp_path / "model.safetensors").rename(tmp_path.parent / "elsewhere.safetensors")
+    name = f"{LAYER}eh_proj.weight"
+    for index in (
+        {"weight_map": {name: "../elsewhere.safetensors"}},
+        {"weight_map": {name: 3}},
+        {"weight_map": [name]},
+        [],
+    ):
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+        assert num_mtp_modules(tmp_path) == 0
+        with pytest.raises(ModelError, match="cannot be read"):
+            load_mtp(tmp_path, tiny_target())
 
 
 def test_layers_are_like_the_last_or_as_the_config_says() -> None:

@@ -20,13 +20,15 @@ from outrider.errors import (
     UnsupportedModel,
     VocabularyMismatch,
 )
+from outrider.models import head as heads_of_targets
 from outrider.models.eagle import EagleHead
 from outrider.models.eagle1 import FeatureHead
 from outrider.models.head import TargetParts, check_fits, final_norm
+from outrider.models.hf import HuggingFaceTarget
 from outrider.models.medusa import MedusaHeads
 from outrider.models.originals import load_eagle, load_medusa
 from tests.drafters.heads import layer_config, random_head, tiny_target
-from tests.models.families import VOCAB, one_thread
+from tests.models.families import VOCAB, one_thread, random_model
 from tests.models.test_eagle import SHAPE, TOKENS
 from tests.models.test_eagle import random_head as random_eagle3
 
@@ -102,6 +104,9 @@ def test_heads_come_back_as_their_authors_saved_them(tmp_path: Path) -> None:
     ):
         folder, heads = medusa(tmp_path / f"medusa {name}", name, prefix)
         assert equal(load_medusa(folder, TARGET), heads)
+    # As the published ones are: the file holds more heads than its configuration says.
+    folder, heads = medusa(tmp_path / "more", medusa_num_heads=2)
+    assert equal(load_medusa(folder, TARGET), heads)
 
 
 def test_an_eagle_head_computes_what_stock_layers_do(tmp_path: Path) -> None:
@@ -140,9 +145,17 @@ def test_medusa_heads_are_residual_blocks_and_a_linear() -> None:
     torch.testing.assert_close(heads.logits(1, h), wanted @ state["heads.1.2.weight"].T)
 
 
-def test_the_final_norm_is_found_by_what_it_does() -> None:
-    model: Any = TARGET.model
-    assert final_norm(TARGET) is model.model.norm
+@pytest.mark.parametrize("family", ["llama", "gemma2", "cohere", "granite"])
+def test_what_is_borrowed_makes_the_targets_own_logits(family: str, monkeypatch) -> None:
+    """Soft caps and factors behind the output layer too; what is not known is refused."""
+    model: Any = random_model(family)
+    target = HuggingFaceTarget(model)
+    assert final_norm(target) is model.model.norm
+    TargetParts.of(target)
+    if family != "llama":
+        monkeypatch.setattr(heads_of_targets, "scaled", lambda logits, config: logits)
+        with pytest.raises(UnsupportedModel, match="makes more of its output layer's logits"):
+            TargetParts.of(target)
 
 
 MAKERS = {"eagle": (eagle1, load_eagle), "eagle3": (eagle3, load_eagle),
@@ -185,12 +198,10 @@ def test_code_in_a_pickle_is_refused_and_missing_files_are_named(kind, tmp_path)
     make, load = MAKERS[kind]
     folder, _ = make(tmp_path)
     (weights,) = (p for p in folder.iterdir() if p.suffix in (".pt", ".bin"))
-    for held in (print, {"fc.weight": 3}):
-        weights.write_bytes(b"")
-        if callable(held):
-            weights.write_bytes(pickle.dumps(held, protocol=2))
-        else:
-            torch.save(held, weights)
+    torch.save({"fc.weight": 3}, weights)
+    number = weights.read_bytes()
+    for held in (pickle.dumps(print, protocol=2), number, b"", b"\x80", b"\x80\x02."):
+        weights.write_bytes(held)
         with pytest.raises(ModelError, match="hold more than tensors"):
             load(folder, TARGET)
     weights.unlink()

@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from outrider.drafters import EarlyExitDrafter, NoDrafter
-from outrider.errors import InvalidConfig, UnsupportedModel
+from outrider.errors import InvalidConfig
+from outrider.models.base import Rows
 from outrider.models.exit_head import load_exit_head
-from outrider.models.exit_tail import ExitTail
 from outrider.models.hf import HuggingFaceTarget
 from outrider.train import head as heads
 from outrider.train import loop
 from outrider.train.exit import ExitTraining, exit_layers, new_exit_head
+from outrider.train.parts import differentiable
 from outrider.train.recipe import LOSSES, EagleRecipe, ExitRecipe, HeadRecipe
 from outrider.train.run_head import HeadRun, head_recipe, plan_head, run_head
 from tests.drafters.serving import RAGGED, laws, served, texts
@@ -98,13 +99,18 @@ def test_it_learns_by_every_loss_and_the_target_does_not_change(loss: str) -> No
     )
 
 
-def test_the_tail_is_the_targets_own_or_refused() -> None:
-    """Rows behind the last layer give the very logits; a soft cap on them is more than a tail."""
-    ExitTail(TARGET)
-    for family in ("opt", "qwen3"):
-        ExitTail(HuggingFaceTarget(random_model(family)))
-    with pytest.raises(UnsupportedModel, match=r"gemma2 model .* more than its final norm"):
-        ExitTail(HuggingFaceTarget(random_model("gemma2")))
+def test_gradients_pass_what_the_target_itself_makes_of_states() -> None:
+    """Norm, output layer and what a family makes of its logits, soft caps and factors included."""
+    for family in ("llama", "opt", "qwen3", "gemma2", "cohere"):
+        target = HuggingFaceTarget(random_model(family))
+        parts, seq = differentiable(target, torch.float32), target.open(6)
+        with target.tapping((3,)) as taps:
+            logits_RV = target.score(Rows((seq,), (6,), torch.arange(1, 7)))
+        states_RD = taps.of(seq).clone().requires_grad_()
+        own_RV = parts.output(parts.norm(states_RD))
+        torch.testing.assert_close(own_RV, logits_RV.clone(), atol=1e-4, rtol=1e-4)
+        own_RV.sum().backward()
+        assert states_RD.grad is not None and states_RD.grad.abs().max() > 0
 
 
 def test_a_plan_and_the_recipes() -> None:
