@@ -171,11 +171,12 @@ class Speculation:
         if self.k is not None:
             return self.k
         if self.control is not None:
-            return min(self.control.max_depth, MAX_EXPANDED // width + 1)
-        if self.drafter != "suffix":
+            longest = self.control.max_depth
+        elif self.drafter == "suffix":
+            longest = self.suffix.longest
+        else:
             return DEPTH
-        room = self.suffix.longest if width < 2 else MAX_EXPANDED // width + 1
-        return min(self.suffix.longest, room)
+        return longest if width < 2 else min(longest, MAX_EXPANDED // width + 1)
 
     def updated(self, config: Mapping[str, Any]) -> Speculation:
         """These options with those of a vLLM `speculative_config` in their place.
