@@ -358,8 +358,10 @@ class RoundTrace:
             KeyError, TypeError: something else.
         """
         named: dict[str, Any] = {field.name: found[field.name] for field in fields(cls)}
-        lists = {name: tuple(one) for name, one in named.items() if isinstance(one, list)}
-        return cls(**(named | lists | {"times": StageTimes(**found["times"])}))
+        for name, one in named.items():
+            named[name] = tuple(one) if isinstance(one, list) else one
+        named["times"] = StageTimes(**found["times"])
+        return cls(**named)
 
 
 @dataclass(frozen=True, slots=True)

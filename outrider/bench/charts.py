@@ -1,5 +1,8 @@
 """Charts of replays and plans: each with a title, units, and a line that says how to read it."""
 
+# matplotlib is an extra, which need not be there.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 from collections.abc import Sequence
