@@ -69,7 +69,7 @@ def _eagle3(
     tensors: Mapping[str, Tensor],
     target: LoadedTarget,
 ) -> Head:
-    if TAPS in (config.get("eagle_config") or {}) and TAPS not in config:
+    if TAPS in (config.get("eagle_config") or {}) and not config.get(TAPS):
         raise UnsupportedModel(
             f"the head in {str(folder)!r} names its layers in eagle_config, where engines count "
             f"them differently; say beside it, in {TAPS}, behind how many layers it reads"

@@ -27,6 +27,7 @@ from outrider.models.head import TargetParts, check_fits, final_norm
 from outrider.models.hf import HuggingFaceTarget
 from outrider.models.medusa import MedusaHeads
 from outrider.models.originals import load_eagle, load_medusa
+from outrider.models.speculators import TAPS
 from tests.drafters.heads import layer_config, random_head, tiny_target
 from tests.models.families import VOCAB, one_thread, random_model
 from tests.models.test_eagle import SHAPE, TOKENS
@@ -175,7 +176,7 @@ MAKERS = {"eagle": (eagle1, load_eagle), "eagle3": (eagle3, load_eagle),
         ("eagle3", {"num_hidden_layers": 2}, UnsupportedModel, "num_hidden_layers=2"),
         (
             "eagle3",
-            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3]}},
+            {TAPS: None, "eagle_config": {TAPS: [1, 3]}},
             UnsupportedModel,
             "names its layers in eagle_config",
         ),

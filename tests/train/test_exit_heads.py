@@ -104,7 +104,8 @@ def test_gradients_pass_what_the_target_itself_makes_of_states() -> None:
     for family in ("llama", "opt", "qwen3", "gemma2", "cohere"):
         target = HuggingFaceTarget(random_model(family))
         parts, seq = differentiable(target, torch.float32), target.open(6)
-        with target.tapping((3,)) as taps:
+        depth = target.model.config.num_hidden_layers
+        with target.tapping((depth,)) as taps:
             logits_RV = target.score(Rows((seq,), (6,), torch.arange(1, 7)))
         states_RD = taps.of(seq).clone().requires_grad_()
         own_RV = parts.output(parts.norm(states_RD))
