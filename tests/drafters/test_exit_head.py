@@ -154,7 +154,7 @@ class OfThree:
     vocab_size = 3
 
     def __init__(self) -> None:
-        self.model = with_weights(LlamaConfig(**SHAPE), seed=4)
+        self.model = with_weights(LlamaConfig(**SHAPE), seed=5)
         self._laws: dict[tuple[int, ...], list[float]] = {}
 
     def law(self, prefix) -> list[float]:
@@ -191,8 +191,15 @@ class Drops(EarlyExitDrafter):
         return Draft.chain(tokens_BK, counts_B, draft.law)
 
 
+def another_mind() -> ExitHead:
+    """A head that guesses quite another law than the target's."""
+    head = random_exit_head()
+    head.up.weight.mul_(10.0)
+    return head
+
+
 def distance(drafter: EarlyExitDrafter, rule: str, count: int, trees=None) -> float:
-    """Of the first three tokens from their law, in standard deviations."""
+    """Of the first tokens from their law, in standard deviations."""
     of_three = OfThree()
     target = HuggingFaceTarget(of_three.model, share_prefixes=False)
     requests = served(target, drafter, trees, max_texts=400)
@@ -219,16 +226,15 @@ RULES = [
 @pytest.mark.parametrize(("rule", "trees"), RULES)
 def test_texts_follow_the_target_whatever_stops_the_drafts(rule: str, trees, monkeypatch) -> None:
     monkeypatch.setattr(test_law, "LENGTH", 3)
-    drafter = Fickle(2, head=random_exit_head())
+    drafter = Fickle(2, head=another_mind())
     assert distance(drafter, rule, 400, trees) < 4.5
     decided = {sure for round_ in drafter.sure for sure in round_}
     assert decided == {True, False}, "some were stopped and some were not"
 
 
 def test_a_stop_that_drops_its_token_is_found(monkeypatch) -> None:
-    monkeypatch.setattr(test_law, "LENGTH", 3)
-    drafter = Drops(2, head=random_exit_head(), exit_threshold=1.0)
-    assert distance(drafter, "token", 800) > 8
+    monkeypatch.setattr(test_law, "LENGTH", 2)
+    assert distance(Drops(2, head=another_mind()), "token", 1500) > 8
 
 
 def test_a_folder_is_served_and_checked(tmp_path: Path) -> None:
