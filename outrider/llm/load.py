@@ -14,6 +14,8 @@ import torch
 
 from outrider.config import check_flag, check_whole, shown
 from outrider.control.controller import Controller
+from outrider.control.measure import facts_of
+from outrider.control.stored import stored
 from outrider.drafters import (
     CombinedDrafter,
     Drafter,
@@ -385,7 +387,8 @@ def load_drafter(
     if options.control is None:
         return together(options.drafter)
     found = [together(spec) for spec in alternatives(options.drafter, auto)]
-    return Controller(found, options.control, name=options.drafter)
+    facts = facts_of(str(tokenizer.folder), target().info(), found)
+    return Controller(found, options.control, costs=stored(facts), name=options.drafter)
 
 
 def _best_layers(options: Speculation, tokenizer: Tokenizer, target: Loaded) -> int:
