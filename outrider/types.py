@@ -406,8 +406,9 @@ class Completion:
     """A finished text: the fields of its deltas put together, and the request's own metrics.
 
     `seed` is the one the text was made with, also where the system drew it: asking for it gives the
-    text again (with `rule`, which made it, as a given seed means `coupled` by default). `lossless`
-    is False where that rule changes the law of the text.
+    text again (with `rule`, which made it, as a given seed means `coupled` by default; under a rule
+    in law also with the drafter and depth, which `auto` and `a,b` choose anew). `lossless` is False
+    where that rule changes the law of the text.
     """
 
     index: int

@@ -54,6 +54,14 @@ def profile(
     strict: options.Strict = None,
     compile: options.Compile = None,
     dtype: options.Dtype = None,
+    costs: Annotated[
+        bool,
+        typer.Option(
+            "--costs",
+            help="Measure what rounds cost here, in under half a minute, and keep it: auto begins "
+            "with it.",
+        ),
+    ] = False,
     json_output: options.Json = False,
 ) -> int:
     """Show where the time of a decoding step goes, stage by stage, on a processor.
@@ -66,6 +74,7 @@ def profile(
     Examples:
       outrider profile
       outrider profile --drafter none --compile
+      outrider profile --costs
       outrider profile --drafter suffix --batch 4 --prompts 8
       outrider profile --model ./llama --file prompt.txt --threads 2 --json
     """
@@ -92,6 +101,10 @@ def profile(
         llm = loading.load()
         texts = [text] if text is not None else _held_out(prompts)
         ids = [llm.tokenizer.encode(one) for one in texts]
+        if costs:
+            kept = llm.measure_costs(ids).as_dict()
+            typer.echo(json.dumps(kept) if json_output else _words(kept))
+            return 0
         found = run(llm, ids, sampling, batch=batch, repeats=repeats)
         machine = asdict(Machine.here())
     if json_output:
@@ -100,6 +113,19 @@ def profile(
     else:
         _print(found, machine, terminal.out())
     return 0
+
+
+def _words(costs: dict[str, Any]) -> str:
+    """Costs in a few lines."""
+    lines = [
+        f"{one['rows']} rows of {one['texts']} texts at {one['context']} tokens: "
+        f"{1e3 * one['seconds']:.2f} ms"
+        for one in costs["forwards"]
+    ]
+    lines += [
+        f"{name}: {1e3 * one['level_s']:.2f} ms a level" for name, one in costs["drafts"].items()
+    ]
+    return "\n".join(lines)
 
 
 def _held_out(num: int) -> list[str]:

@@ -24,7 +24,9 @@ from outrider.config import (
     nearest,
     shown,
 )
-from outrider.control import Controller, ControlSettings
+from outrider.control import Controller, ControlSettings, Costs
+from outrider.control.measure import facts_of, measure_costs
+from outrider.control.stored import store
 from outrider.decoding import rule_named
 from outrider.drafters import Drafter, NoDrafter, alternatives
 from outrider.engine import Emitter, Engine, Requests
@@ -405,6 +407,32 @@ class LLM:
             )
             for sample in range(params.n)
         ]
+
+    def measure_costs(self, prompts: Prompt | Sequence[Prompt], *, limit_s: float = 25.0) -> Costs:
+        """Measures what rounds cost on this machine, and keeps it: `auto` begins with it next time.
+
+        Args:
+            prompts: of the lengths that matter.
+            limit_s: seconds after which nothing new is measured.
+
+        Raises:
+            InvalidConfig: a drafter that chooses nothing; a folder that cannot be written.
+        """
+        engine = self._requests.engine
+        drafter = engine.drafter
+        if not isinstance(drafter, Controller):
+            raise InvalidConfig(
+                f"drafter={drafter.name!r} chooses nothing, and needs no costs; load with "
+                "drafter='auto', or with alternatives as a,b"
+            )
+        several = [
+            self.tokenizer.encode(one) if isinstance(one, str) else list(one)
+            for one in _several(prompts)
+        ]
+        costs = measure_costs(engine.target, drafter.drafters, several, limit_s=limit_s)
+        info = self._target.info()
+        store(costs, facts_of(str(self.tokenizer.folder), info, drafter.drafters))
+        return costs
 
     def update_weights(self, state: Mapping[str, torch.Tensor]) -> None:
         """Goes on with new weights of the target; texts under way build their caches anew.

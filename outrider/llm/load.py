@@ -14,6 +14,8 @@ import torch
 
 from outrider.config import check_flag, check_whole, shown
 from outrider.control.controller import Controller
+from outrider.control.measure import facts_of
+from outrider.control.stored import stored
 from outrider.drafters import (
     CombinedDrafter,
     Drafter,
@@ -367,7 +369,8 @@ def load_drafter(
             if spec in alternatives(options.drafter, ()):
                 raise
             log.info("auto goes without %s: %s", spec, error)
-    return Controller(found, options.control, name=options.drafter)
+    facts = facts_of(str(tokenizer.folder), target().info(), found)
+    return Controller(found, options.control, costs=stored(facts), name=options.drafter)
 
 
 def auto_specs(model: str | Path) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM.load("bundled", dtype="float32", max_texts=3)
+    return LLM.load("bundled", "draft", dtype="float32", max_texts=3)
 
 
 def moved(llm: LLM) -> dict[str, torch.Tensor]:
@@ -45,10 +45,10 @@ def test_the_plan_of_the_caches_is_told(llm: LLM) -> None:
 
 
 def test_a_bound_is_told_and_kept_with_sharing() -> None:
-    free = LLM.load("bundled", dtype="float32")
+    free = LLM.load("bundled", "draft", dtype="float32")
     wanted = [done.token_ids for done in free.generate([PROMPT] * 3, GREEDY)]
     bound = free.info()["cache"]["bytes_per_token"] * 64 * 12
-    tight = LLM.load("bundled", dtype="float32", cache_bytes=bound)
+    tight = LLM.load("bundled", "draft", dtype="float32", cache_bytes=bound)
     assert bound * 0.99 <= tight.info()["cache"]["max_bytes"] <= bound
     done = tight.generate([PROMPT] * 3, GREEDY)
     assert sum(a.token_ids == b for a, b in zip(done, wanted, strict=True)) >= 2
@@ -56,7 +56,7 @@ def test_a_bound_is_told_and_kept_with_sharing() -> None:
 
 
 def test_sharing_can_be_switched_off(llm: LLM) -> None:
-    alone = LLM.load("bundled", dtype="float32", share_prefixes=False)
+    alone = LLM.load("bundled", "draft", dtype="float32", share_prefixes=False)
     assert not alone.info()["cache"]["share_prefixes"]
     for one in (llm, alone):
         one.generate(PROMPT, GREEDY)

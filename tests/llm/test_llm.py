@@ -22,7 +22,7 @@ PROMPTS = [prompt[:200] for prompt in eval_prompts("code")[:6]]
 
 @pytest.fixture(scope="module")
 def spec() -> LLM:
-    return LLM.load("bundled")
+    return LLM.load("bundled", "draft")
 
 
 @pytest.fixture(scope="module")

@@ -222,7 +222,7 @@ def test_a_conversation_goes_through_the_chat_template() -> None:
 def test_one_budget_bounds_both_caches_together(llm: LLM) -> None:
     plenty = llm.generate([PROMPT] * 3, PARAMS)
     budget = 2_000_000
-    tight = LLM.load("bundled", strict=True, cache_bytes=budget)
+    tight = LLM.load("bundled", "draft", strict=True, cache_bytes=budget)
     assert [d.token_ids for d in tight.generate([PROMPT] * 3, PARAMS)] == [
         d.token_ids for d in plenty
     ]

@@ -25,7 +25,7 @@ PROMPT = "def mean(values):\n"
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM.load("bundled", k=3)
+    return LLM.load("bundled", "draft", k=3)
 
 
 def test_one_call_may_do_without_a_drafter(llm: LLM) -> None:
@@ -38,7 +38,7 @@ def test_one_call_may_do_without_a_drafter(llm: LLM) -> None:
 
 
 def test_one_call_may_name_its_rule(llm: LLM) -> None:
-    match = LLM.load("bundled", k=3, rule="match")
+    match = LLM.load("bundled", "draft", k=3, rule="match")
     (wanted,) = match.generate(PROMPT, PARAMS)
     (done,) = llm.generate(PROMPT, PARAMS, rule="match")
     assert done.token_ids == wanted.token_ids

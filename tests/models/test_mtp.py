@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -308,8 +309,9 @@ def test_auto_knows_the_modules_of_a_checkpoint(tmp_path: Path, monkeypatch) -> 
 
     def names(spec: str = "auto") -> tuple[str, ...]:
         options = dataclasses.replace(asked, drafter=spec)
-        # Neither drafter asks for the tokenizer.
-        found = load_drafter(options, tmp_path, None, Placement(), lambda: target)  # type: ignore
+        # No drafter here asks for more of the tokenizer.
+        tokenizer: Any = SimpleNamespace(folder=tmp_path)
+        found = load_drafter(options, tmp_path, tokenizer, Placement(), lambda: target)
         return found.names
 
     assert names() == ("mtp", "ngram") and names("suffix,auto") == ("suffix", "mtp", "ngram")
