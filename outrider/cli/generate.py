@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,6 +39,9 @@ def generate(
     nodes: options.Nodes = None,
     shape: options.Shape = None,
     profile: options.Profile = None,
+    min_acceptance_rate: options.MinAcceptanceRate = None,
+    max_depth: options.MaxDepth = None,
+    fallback: options.Fallback = None,
     lossy: options.Lossy = False,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", "-n", help="New tokens at most.")
@@ -107,6 +110,7 @@ def generate(
       outrider generate --compile "def fibonacci(n):"
       outrider generate --temperature 0.8 --width 3 --nodes 12 "def parse("
       outrider generate --model ./llama --drafter draft:./llama-small --file prompt.txt
+      outrider generate --drafter draft,suffix --max-depth 8 --compare "def parse("
       outrider generate --repetition-penalty 1.2 --no-repeat-ngram 4 --bad-word TODO "def f("
       outrider generate --drafter ngram+draft --trace rounds.jsonl "def f("
       outrider generate --profile plan.toml "def f("
@@ -151,6 +155,10 @@ def generate(
         model, drafter, depth, rule, strict, dtype, device, width, nodes,
         lossless=not lossy, share_prefixes=not compare, compile=compile,
         shape=options.as_shape(shape),
+        bounds={
+            "min_acceptance_rate": min_acceptance_rate, "max_depth": max_depth,
+            "fallback": fallback,
+        },
     ).profiled(profile)  # fmt: skip
     sampling, loading = _settled(sampling, loading)
     with nullcontext() if trace is None else trace.open("w", encoding="utf-8") as rounds:
@@ -175,11 +183,12 @@ def generate(
             "rule": loading.rule,
             "lossless": run.lossless,
             "cache": llm.info()["cache"],
+            "control": llm.info().get("control"),
             "definitions": SpeculativeMetrics.definitions(),
         }
         typer.echo(json.dumps({**run.as_dict(), **settled, **_compared(run, plain, comparable)}))
     else:
-        _close(run, plain, llm.info()["cache"], comparable=comparable)
+        _close(run, plain, llm.info(), comparable=comparable)
     if interrupted and not run.interrupted:
         terminal.error_line("interrupted before the comparison was done")
     return terminal.INTERRUPTED if interrupted else 0
@@ -270,7 +279,7 @@ class _Screen:
         self._console.file.flush()
 
 
-def _close(run: Run, plain: Run | None, cache: dict[str, Any] | None, *, comparable: bool) -> None:
+def _close(run: Run, plain: Run | None, info: dict[str, Any], *, comparable: bool) -> None:
     """Ends the text with a newline and says how it was made, on standard error."""
     terminal.out().out("", highlight=False)
     note = terminal.err()
@@ -289,6 +298,9 @@ def _close(run: Run, plain: Run | None, cache: dict[str, Any] | None, *, compara
         + f" (other: {SpeculativeMetrics.definitions()['other_s']})",
         style="dim",
     )
+    for line in _chosen(info.get("control", {})):
+        note.print(line, style="dim")
+    cache = info["cache"]
     if cache is not None:
         context = cache["context_bytes"]
         note.print(
@@ -306,6 +318,19 @@ def _close(run: Run, plain: Run | None, cache: dict[str, Any] | None, *, compara
             f"speed-up {_speed_up(run, plain):.2f}x, tokens equal: "
             + (equal if comparable else "equal in law only (give --seed to compare tokens)"),
             style="dim",
+        )
+
+
+def _chosen(control: dict[str, Any]) -> Iterator[str]:
+    """What the controller chose, how often, and why; nothing where there is none."""
+    for name, one in sorted(control.items(), key=lambda item: -item[1]["rounds"]):
+        reasons = sorted(one["reasons"].items(), key=lambda item: -item[1])
+        depth = f" of {one['mean_depth']:.1f} tokens" if one["mean_depth"] else ""
+        yield (
+            f"chosen: {name} in {one['rounds']} rounds{depth}, "
+            f"{one['tokens_per_round']:.2f} tokens a round ("
+            + ", ".join(f"{num}: {reason}" for reason, num in reasons)
+            + ")"
         )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,8 +31,23 @@ Drafter = Annotated[
         "-d",
         metavar="SPEC",
         help="Who guesses: auto, none, draft, draft:PATH, bridge:PATH, ngram, suffix, recycle, "
-        "grammar, int8, eagle:PATH, early-exit, early-exit:L, or a+b.",
+        "grammar, int8, eagle:PATH, early-exit, early-exit:L, a+b, or a,b for the best of them in "
+        "each round.",
     ),
+]
+MinAcceptanceRate = Annotated[
+    float | None,
+    typer.Option(
+        help="Leave a drafter of whose tokens a smaller share is kept; by default measured times "
+        "alone decide.",
+    ),
+]
+MaxDepth = Annotated[
+    int | None, typer.Option(help="Tokens that auto and a,b let be guessed per round; 16.")
+]
+Fallback = Annotated[
+    str | None,
+    typer.Option(help="Who guesses where nobody pays: none (the default), or one of the drafters."),
 ]
 Depth = Annotated[
     int | None,
@@ -137,7 +153,7 @@ Profile = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """What `LLM.load` is given."""
+    """What `LLM.load` is given; of `bounds`, those of a controller, None is its default."""
 
     model: str
     drafter: str
@@ -152,6 +168,7 @@ class Loading:
     share_prefixes: bool = True
     compile: bool | None = None
     shape: tuple[int, ...] | None = None
+    bounds: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def profiled(self, file: Path | None) -> Loading:
         """With what a profile says where nothing else was asked for."""
@@ -190,6 +207,7 @@ class Loading:
             "lossless": self.lossless,
             "share_prefixes": self.share_prefixes,
             "compile": "auto" if self.compile is None else self.compile,
+            **{name: value for name, value in self.bounds.items() if value is not None},
         }
         # Unless it was done before, compiling takes half a minute for each of two models.
         waiting = terminal.err().status("loading and compiling, once for each model ...")

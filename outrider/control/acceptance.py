@@ -57,8 +57,9 @@ class Acceptance:
 
     def saw(self, kept: int, asked: int) -> Acceptance:
         """With one more round: its first `kept` tokens of up to `asked` were kept."""
-        outcomes = [1.0] * kept + [0.0] * (kept < asked)
-        return self.saw_rates(outcomes)
+        counts = Counts(self)
+        counts.saw(kept, asked)
+        return counts.record()
 
     def saw_rates(self, rates: Sequenced[float]) -> Acceptance:
         """With one more round of which each position's chance is known, as `1 - TV(p, q)` is.
@@ -67,40 +68,17 @@ class Acceptance:
         trajectory say what it would have kept, whoever drafted. A position counts as far as the
         ones before it would have been kept.
         """
-        kept, reached = list(self.kept), list(self.reached)
-        weight = 1.0
-        for i, rate in enumerate(rates):
-            if weight <= 0.0:
-                break
-            if i == len(kept):
-                kept.append(0.0)
-                reached.append(0.0)
-            # A position seen with little weight forgets little.
-            left = 1.0 - (1.0 - self.discount) * weight
-            kept[i] = kept[i] * left + weight * rate
-            reached[i] = reached[i] * left + weight
-            weight *= rate
-        return Acceptance(tuple(kept), tuple(reached), self.discount, self.prior)
+        counts = Counts(self)
+        counts.saw_rates(rates)
+        return counts.record()
 
     def conditional(self, depth: int) -> list[float]:
         """P(position i kept | those before it kept) for `depth` positions."""
-        rates: list[float] = []
-        before = self.prior.rate
-        weight = self.prior.weight
-        for i in range(depth):
-            if i < len(self.kept):
-                before = (self.kept[i] + weight * before) / (self.reached[i] + weight)
-            rates.append(before)
-        return rates
+        return Counts(self).conditional(depth)
 
     def survival(self, depth: int) -> list[float]:
         """P(the first i tokens kept), i from 1 to `depth`."""
-        along: list[float] = []
-        chance = 1.0
-        for rate in self.conditional(depth):
-            chance *= rate
-            along.append(chance)
-        return along
+        return Counts(self).survival(depth)[:depth]
 
     def expected_tokens(self, depth: int) -> float:
         """Tokens of a round that drafts `depth`, the target's own included."""
@@ -133,3 +111,67 @@ class Acceptance:
             if isinstance(error, InvalidConfig):
                 raise
             raise InvalidConfig(f"no acceptance counts: {error!r}") from error
+
+
+class Counts:
+    """The same counts while they are counted: one record after another would cost too much."""
+
+    def __init__(self, start: Acceptance) -> None:
+        self._kept, self._reached = list(start.kept), list(start.reached)
+        self._discount, self._prior = start.discount, start.prior
+        self._survival: list[float] = []
+
+    def saw(self, kept: int, asked: int, part: float = 1.0) -> None:
+        """One more round: its first `kept` tokens of up to `asked` were kept.
+
+        Of one of many texts of a round, `part` of all, so much less is forgotten.
+        """
+        self._survival = []
+        have, discount = len(self._kept), 1.0 - (1.0 - self._discount) * part
+        for i in range(min(kept + 1, asked)):
+            if i == have:
+                self._kept.append(0.0)
+                self._reached.append(0.0)
+                have += 1
+            self._kept[i] = self._kept[i] * discount + (i < kept)
+            self._reached[i] = self._reached[i] * discount + 1.0
+
+    def saw_rates(self, rates: Sequenced[float]) -> None:
+        """One more round of which each position's chance is known."""
+        self._survival = []
+        weight = 1.0
+        for i, rate in enumerate(rates):
+            if weight <= 0.0:
+                break
+            if i == len(self._kept):
+                self._kept.append(0.0)
+                self._reached.append(0.0)
+            # A position seen with little weight forgets little.
+            left = 1.0 - (1.0 - self._discount) * weight
+            self._kept[i] = self._kept[i] * left + weight * rate
+            self._reached[i] = self._reached[i] * left + weight
+            weight *= rate
+
+    def conditional(self, depth: int) -> list[float]:
+        """P(position i kept | those before it kept)."""
+        rates: list[float] = []
+        before, weight = self._prior.rate, self._prior.weight
+        for i in range(depth):
+            if i < len(self._kept):
+                before = (self._kept[i] + weight * before) / (self._reached[i] + weight)
+            rates.append(before)
+        return rates
+
+    def survival(self, depth: int) -> list[float]:
+        """P(the first i tokens kept), i from 1 to at least `depth`; kept until the next round."""
+        if len(self._survival) < depth:
+            chance, along = 1.0, list[float]()
+            for rate in self.conditional(depth):
+                chance *= rate
+                along.append(chance)
+            self._survival = along
+        return self._survival
+
+    def record(self) -> Acceptance:
+        """The counts as they stand."""
+        return Acceptance(tuple(self._kept), tuple(self._reached), self._discount, self._prior)

@@ -1,7 +1,7 @@
 """Who guesses: drafters behind one interface, and the spec strings that name them."""
 
 from outrider.drafters.base import Drafter, RoundDraws
-from outrider.drafters.combined import CombinedDrafter
+from outrider.drafters.combined import CombinedDrafter, SeveralDrafters
 from outrider.drafters.eagle import EagleDrafter
 from outrider.drafters.early_exit import EarlyExitDrafter
 from outrider.drafters.grammar import GrammarDrafter
@@ -10,7 +10,7 @@ from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.protocol import ProtocolDrafter
 from outrider.drafters.recycle import RecycleDrafter
-from outrider.drafters.specs import SPECS, DrafterSpec
+from outrider.drafters.specs import SPECS, DrafterSpec, alternatives
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.drafters.suffix_store import SuffixStore
 
@@ -28,6 +28,8 @@ __all__ = [
     "ProtocolDrafter",
     "RecycleDrafter",
     "RoundDraws",
+    "SeveralDrafters",
     "SuffixDrafter",
     "SuffixStore",
+    "alternatives",
 ]

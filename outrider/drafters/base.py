@@ -20,6 +20,7 @@ from outrider.models.base import Target
 from outrider.models.protocol import Rng
 from outrider.sequence import Sequence
 from outrider.tree import TreeBudget
+from outrider.types import StageTimes
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -194,6 +195,9 @@ class Drafter(ABC):
 
     def commit(self, text: Sequence, accepted: int) -> None:
         """The text kept its first `accepted` drafted tokens and gained one of the target's."""
+
+    def timed(self, texts: Sequenced[Sequence], times: StageTimes) -> None:
+        """The round it proposed for is over, committed and handed out, and took so long."""
 
     def discard(self, text: Sequence) -> None:
         """The round came to nothing: forget what it staged."""

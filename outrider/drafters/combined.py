@@ -40,34 +40,19 @@ class _Node:
     part: int
 
 
-class CombinedDrafter(Drafter):
-    """Drafts with several drafters at once.
-
-    Those whose tokens are certain cost next to nothing and are always asked. Of chains each text
-    gets the longest; one that is drawn is asked for where those fall short of the depth. A tree has
-    the nodes of all certain drafters and of the first that draws. Drawn nodes come before certain
-    ones: what was drawn without its earlier siblings is still without those alone.
+class SeveralDrafters(Drafter):
+    """What every drafter made of others does: it tells them all.
 
     Args:
-        drafters: two or more, the preferred first among equals.
-
-    Raises:
-        InvalidConfig: fewer than two.
+        drafters: the parts, the preferred first among equals.
     """
 
     def __init__(self, drafters: Sequenced[Drafter]) -> None:
-        if len(drafters) < 2:
-            raise InvalidConfig(
-                f"{len(drafters)} drafters to combine; give two or more, or the one by itself"
-            )
         self.drafters = tuple(drafters)
-        self.name = "+".join(drafter.name for drafter in drafters)
         self.trusted = any(drafter.trusted for drafter in drafters)
         self.certain = all(drafter.certain for drafter in drafters)
         self.wants_rows = any(drafter.wants_rows for drafter in drafters)
         self.taps = tuple(sorted({layer for drafter in drafters for layer in drafter.taps}))
-        self._certain = [drafter for drafter in drafters if drafter.certain]
-        self._drawing = [drafter for drafter in drafters if not drafter.certain]
 
     def attach(self, target: Target) -> Target:
         """Asks all of them, one after another."""
@@ -89,43 +74,10 @@ class CombinedDrafter(Drafter):
         """The names of all parts."""
         return tuple(name for drafter in self.drafters for name in drafter.names)
 
-    def _first_names(self, asked: Sequenced[Drafter]) -> list[int]:
+    def first_names(self, asked: Sequenced[Drafter]) -> list[int]:
         """Where the names of some of the drafters begin among all."""
         counts = [len(drafter.names) for drafter in self.drafters]
         return [sum(counts[: self.drafters.index(drafter)]) for drafter in asked]
-
-    def propose(
-        self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws
-    ) -> Draft:
-        """The longest chain of each text, or one tree of all."""
-        if draws.trees is not None:
-            # A second one would draw with the noise of the first. Where a rule takes no certain
-            # tokens, those who have no others are left out.
-            able = self._certain if draws.max_certain or not self._drawing else ()
-            asked = (*self._drawing[:1], *able)
-            drafts = [drafter.propose(texts, depths, draws) for drafter in asked]
-            return _Parts(drafts, self._first_names(asked)).grafted(draws.trees.nodes)
-        return self._longest(texts, depths, draws)
-
-    def _longest(
-        self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws
-    ) -> Draft:
-        drafts: list[Draft] = []
-        order = (*self._certain, *self._drawing)
-        chosen: list[int | None] = [None] * len(texts)
-        left = list(depths)
-        lengths = [0] * len(texts)
-        for drafter in order:
-            if drafts and not any(left):
-                break
-            draft = drafter.propose(texts, left, draws)
-            for b, count in enumerate(draft.tree.counts_B.tolist()):
-                # A drawn chain's length may follow from what was drawn: it is not compared.
-                if count > (lengths[b] if drafter.certain else 0):
-                    chosen[b], lengths[b] = len(drafts), count
-                    left[b] = left[b] if drafter.certain and count < left[b] else 0
-            drafts.append(draft)
-        return _Parts(drafts, self._first_names(order[: len(drafts)])).side_by_side(chosen)
 
     def observe(
         self, text: Sequence, tokens: Sequenced[int], logits_nV: Float[Tensor, "n V"]
@@ -153,15 +105,6 @@ class CombinedDrafter(Drafter):
         """Those of all of them."""
         return tuple(name for drafter in self.drafters for name in drafter.never_asked())
 
-    def unread(self, text: Sequence) -> int:
-        """What the one with the most to read has left."""
-        return max(drafter.unread(text) for drafter in self.drafters)
-
-    def read(self, text: Sequence, rows: int) -> None:
-        """Each reads as many tokens."""
-        for drafter in self.drafters:
-            drafter.read(text, rows)
-
     def target_changed(self) -> None:
         """Tells all of them."""
         for drafter in self.drafters:
@@ -183,7 +126,75 @@ class CombinedDrafter(Drafter):
             drafter.close(text)
 
 
-class _Parts:
+class CombinedDrafter(SeveralDrafters):
+    """Drafts with several drafters at once.
+
+    Those whose tokens are certain cost next to nothing and are always asked. Of chains each text
+    gets the longest; one that is drawn is asked for where those fall short of the depth. A tree has
+    the nodes of all certain drafters and of the first that draws. Drawn nodes come before certain
+    ones: what was drawn without its earlier siblings is still without those alone.
+
+    Args:
+        drafters: two or more, the preferred first among equals.
+
+    Raises:
+        InvalidConfig: fewer than two.
+    """
+
+    def __init__(self, drafters: Sequenced[Drafter]) -> None:
+        if len(drafters) < 2:
+            raise InvalidConfig(
+                f"{len(drafters)} drafters to combine; give two or more, or the one by itself"
+            )
+        super().__init__(drafters)
+        self.name = "+".join(drafter.name for drafter in drafters)
+        self._certain = [drafter for drafter in drafters if drafter.certain]
+        self._drawing = [drafter for drafter in drafters if not drafter.certain]
+
+    def propose(
+        self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws
+    ) -> Draft:
+        """The longest chain of each text, or one tree of all."""
+        if draws.trees is not None:
+            # A second one would draw with the noise of the first. Where a rule takes no certain
+            # tokens, those who have no others are left out.
+            able = self._certain if draws.max_certain or not self._drawing else ()
+            asked = (*self._drawing[:1], *able)
+            drafts = [drafter.propose(texts, depths, draws) for drafter in asked]
+            return Parts(drafts, self.first_names(asked)).grafted(draws.trees.nodes)
+        return self._longest(texts, depths, draws)
+
+    def _longest(
+        self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws
+    ) -> Draft:
+        drafts: list[Draft] = []
+        order = (*self._certain, *self._drawing)
+        chosen: list[int | None] = [None] * len(texts)
+        left = list(depths)
+        lengths = [0] * len(texts)
+        for drafter in order:
+            if drafts and not any(left):
+                break
+            draft = drafter.propose(texts, left, draws)
+            for b, count in enumerate(draft.tree.counts_B.tolist()):
+                # A drawn chain's length may follow from what was drawn: it is not compared.
+                if count > (lengths[b] if drafter.certain else 0):
+                    chosen[b], lengths[b] = len(drafts), count
+                    left[b] = left[b] if drafter.certain and count < left[b] else 0
+            drafts.append(draft)
+        return Parts(drafts, self.first_names(order[: len(drafts)])).side_by_side(chosen)
+
+    def unread(self, text: Sequence) -> int:
+        """What the one with the most to read has left."""
+        return max(drafter.unread(text) for drafter in self.drafters)
+
+    def read(self, text: Sequence, rows: int) -> None:
+        """Each reads as many tokens."""
+        for drafter in self.drafters:
+            drafter.read(text, rows)
+
+
+class Parts:
     """Drafts of the same texts taken apart; `names` says where those of each begin."""
 
     def __init__(self, drafts: Sequenced[Draft], names: Sequenced[int]) -> None:

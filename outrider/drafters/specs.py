@@ -9,7 +9,7 @@ from outrider.config import nearest
 from outrider.errors import InvalidConfig
 
 SPECS = {
-    "auto": "the target's registered draft model, otherwise ngram",
+    "auto": "whoever pays most, in each round: the target's registered draft model, ngram, none",
     "none": "plain decoding",
     "draft": "the target's registered draft model",
     "draft:PATH": "the draft model in a folder",
@@ -26,6 +26,7 @@ SPECS = {
 KINDS = tuple(dict.fromkeys(name.partition(":")[0] for name in SPECS))
 # A plus sign in a folder's name is none between drafters.
 _PLUS = re.compile(rf"\+(?=(?:{'|'.join(KINDS)})(?:[:+]|$))")
+_COMMA = re.compile(rf",(?=(?:{'|'.join(KINDS)})(?:[:+,]|$))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,24 @@ class DrafterSpec:
         if len(found) > 1 and any(one.kind == "none" for one in found):
             raise InvalidConfig(f"drafter={spec!r}: 'none' guesses nothing; leave it out")
         return found
+
+
+def alternatives(spec: str, auto: tuple[str, ...]) -> tuple[str, ...]:
+    """The specs of `a,b`, each of one drafter or of several as `a+b`; `auto` is what that means.
+
+    Raises:
+        InvalidConfig: one drafter twice, in one alternative or in two.
+    """
+    found: list[str] = []
+    for one in _COMMA.split(spec):
+        found += auto if one == "auto" else (one,)
+    parts = [part for one in found for part in DrafterSpec.parse_all(one)]
+    if len(set(parts)) < len(parts):
+        raise InvalidConfig(
+            f"drafter={spec!r} names one drafter twice; name it once: of alternatives each text "
+            "has the best in each round anyhow"
+        )
+    return tuple(dict.fromkeys(one for one in found if one != "none"))
 
 
 def _layers(spec: str, given: str) -> int:

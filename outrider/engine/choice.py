@@ -12,6 +12,7 @@ from outrider.drafters import (
     NgramDrafter,
     NoDrafter,
     RecycleDrafter,
+    SeveralDrafters,
     SuffixDrafter,
 )
 from outrider.errors import InvalidConfig
@@ -38,7 +39,7 @@ class Choice:
         self.plain = NoDrafter()
         self._made: dict[str, Drafter] = {"auto": own, own.name: own, "none": self.plain}
         # The preferred of two that bear one name stands first.
-        self._parts = {part.name: part for part in reversed(_parts(own))}
+        self._parts = {part.name: part for part in reversed(parts_of(own))}
         self._added: list[Drafter] = []
 
     def of(self, spec: str | None) -> Drafter:
@@ -81,6 +82,8 @@ class Choice:
             drafter.target_changed()
 
 
-def _parts(drafter: Drafter) -> tuple[Drafter, ...]:
-    """The drafters of a combination; one that is none by itself."""
-    return drafter.drafters if isinstance(drafter, CombinedDrafter) else (drafter,)
+def parts_of(drafter: Drafter) -> tuple[Drafter, ...]:
+    """The drafters of a combination, or among alternatives; one that is none by itself."""
+    if not isinstance(drafter, SeveralDrafters):
+        return (drafter,)
+    return tuple(part for one in drafter.drafters for part in parts_of(one))

@@ -114,6 +114,7 @@ class Engine:
             self._commit(group, draft, scores, verdict, alphas_B, told_B)
             self._emit(group)
             lap("commit_s")
+        group.drafter.timed(group.texts, lap.times)
 
     @contextmanager
     def _measured(self) -> Iterator[None]:

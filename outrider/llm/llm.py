@@ -24,8 +24,9 @@ from outrider.config import (
     nearest,
     shown,
 )
+from outrider.control import Controller, ControlSettings
 from outrider.decoding import rule_named
-from outrider.drafters import Drafter, NoDrafter
+from outrider.drafters import Drafter, NoDrafter, alternatives
 from outrider.engine import Emitter, Engine, Requests
 from outrider.engine.decoder import as_drafter
 from outrider.engine.settings import tree_budget
@@ -54,9 +55,12 @@ Prompt = str | Sequence[int]
 OPTIONS = (
     "cache_bytes",
     "compile",
+    "fallback",
     "k",
     "lossless",
+    "max_depth",
     "max_texts",
+    "min_acceptance_rate",
     "nodes",
     "pack",
     "prefill_chunk",
@@ -66,6 +70,7 @@ OPTIONS = (
     "share_prefixes",
     "width",
 )
+BOUNDS = ("min_acceptance_rate", "max_depth", "fallback")
 NAMED = ("model", "drafter", "device", "dtype", "strict", "speculative_config")
 ALIASES = {
     "assistant_model": "drafter",
@@ -167,7 +172,8 @@ class LLM:
             model: a local folder, a GGUF file, or "bundled".
             drafter: a Drafter, a DraftModel, or a spec: none, draft, draft:PATH, bridge:PATH,
                 eagle:PATH, ngram, suffix, recycle, grammar, int8, early-exit, early-exit:L,
-                auto; or several as a+b.
+                auto; several together as a+b, or a,b to have the best of them in each round.
+                auto and a,b draft nothing where that does not pay.
             device: where the models run; None = the CPU.
             dtype: "float32", "bfloat16", ...; None = bfloat16 where the processor has it.
             strict: one arithmetic class for everything, so that logits are equal bit for bit.
@@ -175,13 +181,13 @@ class LLM:
             **options: k, rule, width and nodes (of drafted trees; width=1 drafts chains), shape
                 (the parent's row per node of the one shape of all trees, of which k levels are
                 drafted, all by default), profile (a file of `outrider plan --save`; what is given
-                beside it counts instead),
+                beside it counts instead), min_acceptance_rate, max_depth and fallback (bounds of
+                what auto and a,b choose; with them one drafter alone is held to what it pays, too),
                 lossless (False lets rules through that change the law), max_texts, prefill_chunk,
                 cache_bytes (of target and draft model together), pack (large weights laid out for
                 the processor; on by default), compile (True makes machine code of the forwards and
                 keeps it on disk, "auto", the default, takes what is there, False neither), and
-                share_prefixes (texts that begin alike read their
-                beginning once; on by default).
+                share_prefixes (texts that begin alike read their beginning once; on by default).
 
         Raises:
             InvalidConfig: an unknown option, with the nearest known one; a value that cannot be
@@ -214,6 +220,8 @@ class LLM:
         )
         if speculative_config is not None:
             asked = _instead(asked, drafter, speculative_config)
+        bounds = {name: options.pop(name) for name in BOUNDS if name in options}
+        asked = replace(asked, control=_control(asked.drafter, drafter, bounds))
         cache_bytes = options.pop("cache_bytes", None)
         place = Placement(
             device,
@@ -427,6 +435,7 @@ class LLM:
     def info(self) -> dict[str, Any]:
         """What runs, and how, for reports."""
         engine = self._requests.engine
+        drafter = engine.drafter
         return {
             **self._target.info(),
             "cache": plan_cache(self._target, engine.drafter, self._max_texts),
@@ -437,7 +446,31 @@ class LLM:
             "rule": self.rule,
             "lossless": self._requests.lossless,
             "speculation_refused": self._refused or "no",
-        }
+        } | ({"control": drafter.report()} if isinstance(drafter, Controller) else {})
+
+
+def _control(
+    spec: str, drafter: str | Drafter | DraftModel, bounds: Mapping[str, Any]
+) -> ControlSettings | None:
+    """What a controller may choose; None where none is asked for.
+
+    Raises:
+        InvalidConfig: bounds of a choice that there is not.
+    """
+    if not isinstance(drafter, str):
+        if bounds:
+            raise InvalidConfig(
+                f"{next(iter(bounds))} bounds what is chosen among specs, and drafter is an "
+                "object; give outrider.control.Controller([...], ControlSettings(...)) as drafter"
+            )
+        return None
+    if spec == "none" and bounds:
+        raise InvalidConfig(
+            f"drafter='none' and {next(iter(bounds))}={next(iter(bounds.values()))!r} contradict "
+            "each other; give one"
+        )
+    chosen = spec == "auto" or len(alternatives(spec, ("auto",))) > 1
+    return ControlSettings(**bounds) if chosen or bounds else None
 
 
 def _instead(

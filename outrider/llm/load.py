@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias, cast
 import torch
 
 from outrider.config import check_flag, check_whole, shown
+from outrider.control.controller import Controller
 from outrider.drafters import (
     CombinedDrafter,
     Drafter,
@@ -22,8 +23,9 @@ from outrider.drafters import (
     ModelDrafter,
     NgramDrafter,
     NoDrafter,
+    alternatives,
 )
-from outrider.engine.choice import WITHOUT_MODEL
+from outrider.engine.choice import WITHOUT_MODEL, parts_of
 from outrider.errors import (
     InvalidConfig,
     ModelError,
@@ -278,8 +280,7 @@ def _cached(target: Loaded, drafter: Drafter) -> list[HuggingFaceTarget | Liblla
 
 def draft_models(drafter: Drafter) -> list[Target]:
     """The models a drafter guesses with."""
-    parts = drafter.drafters if isinstance(drafter, CombinedDrafter) else (drafter,)
-    drafts = [part.model for part in parts if isinstance(part, ModelDrafter)]
+    drafts = [part.model for part in parts_of(drafter) if isinstance(part, ModelDrafter)]
     return [draft.model if isinstance(draft, BridgedModel) else draft for draft in drafts]
 
 
@@ -375,9 +376,16 @@ def load_drafter(
         }
         return (WITHOUT_MODEL | asked)[spec.kind]()
 
-    auto = "draft" if str(model) == BUNDLED else "ngram"
-    drafters = [made(spec) for spec in DrafterSpec.parse_all(options.drafter, auto)]
-    return drafters[0] if len(drafters) == 1 else CombinedDrafter(drafters)
+    auto = ("draft", "ngram") if str(model) == BUNDLED else ("ngram",)
+
+    def together(spec: str) -> Drafter:
+        drafters = [made(one) for one in DrafterSpec.parse_all(spec, auto[0])]
+        return drafters[0] if len(drafters) == 1 else CombinedDrafter(drafters)
+
+    if options.control is None:
+        return together(options.drafter)
+    found = [together(spec) for spec in alternatives(options.drafter, auto)]
+    return Controller(found, options.control, name=options.drafter)
 
 
 def _best_layers(options: Speculation, tokenizer: Tokenizer, target: Loaded) -> int:

@@ -9,6 +9,7 @@ from os import PathLike, fspath
 from typing import Any
 
 from outrider.config import check_between, check_flag, check_whole, nearest
+from outrider.control.settings import ControlSettings
 from outrider.drafters import SuffixDrafter, SuffixStore
 from outrider.engine.settings import MAX_EXPANDED
 from outrider.errors import InvalidConfig
@@ -141,7 +142,10 @@ class SuffixOptions:
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """How to speculate: drafter spec, draft length, rule, and prompt lookup's n-gram lengths."""
+    """How to speculate: drafter spec, draft length, rule, and prompt lookup's n-gram lengths.
+
+    `control` bounds what a controller may choose; None where there is to be none.
+    """
 
     drafter: str
     k: int | None = None
@@ -149,11 +153,14 @@ class Speculation:
     shortest: int = 2
     longest: int = 4
     suffix: SuffixOptions = SuffixOptions()
+    control: ControlSettings | None = None
 
     def depth(self, width: int = 1) -> int:
         """Tokens drafted per round at most, and levels of trees of a width."""
         if self.k is not None:
             return self.k
+        if self.control is not None:
+            return min(self.control.max_depth, MAX_EXPANDED // width + 1)
         if self.drafter != "suffix":
             return DEPTH
         room = self.suffix.longest if width < 2 else MAX_EXPANDED // width + 1
@@ -179,7 +186,7 @@ class Speculation:
         if k is not None:
             check_whole("num_speculative_tokens", k, 1)
         suffix = self.suffix.updated(given, drafter)
-        return Speculation(drafter, k, rule, shortest, longest, suffix)
+        return Speculation(drafter, k, rule, shortest, longest, suffix, self.control)
 
     def _lookup(self, given: Mapping[str, Any], drafter: str) -> tuple[int, int]:
         """Lengths of the n-grams looked up; one that is not given follows the other."""

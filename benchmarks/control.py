@@ -1,0 +1,347 @@
+"""`drafter="auto"` beside plain decoding, and beside the best fixed drafter and depth.
+
+    python benchmarks/control.py --json docs/control.json
+
+Every workload of benchmarks/workloads.py, each in its own pair of models; every group of prompts by
+every way before the next. Workloads that the JSON has are left as they are, so that a run that was
+broken off goes on. Needs an otherwise idle machine, some two hours on two cores and 4 GB of memory;
+`--smoke` needs a minute. See docs/control.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from rich.progress import Progress
+from torch import nn
+
+from benchmarks.workloads import WORKLOADS, Workload
+from outrider import LLM, SamplingParams
+from outrider.bench.inflate import Size, inflate, size_of
+from outrider.bench.machine import Neighbours
+from outrider.bench.paired import Interval, order
+from outrider.bench.script import command_of, exit_code, ints, others_at_work, parser_of, save
+from outrider.control import Controller
+from outrider.drafters import Drafter, ModelDrafter, NgramDrafter, NoDrafter
+from outrider.models.bundled import bundled_path, eval_prompts
+from outrider.models.checkpoint import load_llama
+from outrider.models.hf import HuggingFaceTarget, default_dtype
+from outrider.models.text import TextTokenizer
+from outrider.train.bigram import bigram_factors
+
+AUTO, PLAIN = "auto", "none"
+LOOK_UP_DEPTH = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one workload came to.
+
+    Attributes:
+        over_plain: tokens a second of auto over plain decoding's, per group of prompts.
+        over_best: the same over the best fixed drafter and depth, found by trying all of them on
+            these very prompts.
+        rates: tokens a second of everybody.
+        chosen: rounds of each choice of auto's.
+        first_s: seconds to the first token, auto's over plain's, in the median.
+        load: the load average when it began.
+    """
+
+    name: str
+    over_plain: Interval
+    over_best: Interval | None
+    best: str
+    rates: dict[str, float]
+    chosen: dict[str, int]
+    first: float
+    load: float
+
+
+class Pair:
+    """A target and its draft model."""
+
+    def __init__(self, load: Workload, options: argparse.Namespace) -> None:
+        self._dtype = default_dtype(torch.device("cpu"))
+        target, draft = (load_llama(bundled_path(part)) for part in ("target", "draft"))
+        if load.num_prompt is not None:
+            for model in (target, draft):
+                model.config.max_position_embeddings = 2 * load.num_prompt
+        draft = spoilt(draft, load)
+        if load.target == "inflated":
+            big = Size(options.layers, options.feed_forward, size_of(target).vocab)
+            target = inflate(target, big, 0)
+        if load.draft == "slow":
+            draft = copy.deepcopy(target)
+        self.target, self.draft = (
+            HuggingFaceTarget(model.to(self._dtype), share_prefixes=False)
+            for model in (target, draft)
+        )
+        self.tokenizer = TextTokenizer(bundled_path("target"))
+
+    def llm(self, drafter: Drafter, k: int, batch: int) -> LLM:
+        """Everything but the models is its own."""
+        return LLM(self.target, self.tokenizer, drafter, k=k, max_texts=batch)
+
+    def auto(self, batch: int) -> LLM:
+        """With a controller that has seen nothing."""
+        return self.llm(Controller([ModelDrafter(self.draft), NgramDrafter()]), 16, batch)
+
+    def fixed(self, load: Workload, depths: Sequence[int]) -> dict[str, LLM]:
+        """Everything a user could have chosen by hand."""
+        found = {PLAIN: self.llm(NoDrafter(), 1, load.batch)}
+        for k in depths:
+            found[f"draft, k={k}"] = self.llm(ModelDrafter(self.draft), k, load.batch)
+        found[f"ngram, k={LOOK_UP_DEPTH}"] = self.llm(NgramDrafter(), LOOK_UP_DEPTH, load.batch)
+        return found
+
+
+def spoilt(draft: Any, load: Workload) -> nn.Module:
+    """The draft model that the workload wants, of the same size and cost."""
+    with torch.no_grad():
+        if load.draft == "wrong":
+            draft.lm_head.weight.copy_(draft.lm_head.weight.roll(1, 0))
+        if load.draft == "other-text":
+            tokenizer = TextTokenizer(bundled_path("draft"))
+            texts = [tokenizer.encode(text) for text in eval_prompts("prose")]
+            vocab, width = draft.lm_head.weight.shape
+            embeddings_VD, head_VD = bigram_factors(texts, 0, vocab, width, 0)
+            for layer in draft.model.layers:
+                layer.self_attn.o_proj.weight.zero_()
+                layer.mlp.down_proj.weight.zero_()
+            draft.model.norm.weight.fill_(1.0)
+            draft.model.embed_tokens.weight.copy_(embeddings_VD)
+            draft.lm_head.weight.copy_(head_VD)
+    return draft
+
+
+def prompts_of(load: Workload, tokenizer: TextTokenizer, groups: int) -> list[list[list[int]]]:
+    """Groups of `batch` prompts."""
+    known = [
+        tokenizer.encode(t)
+        for t in eval_prompts("code" if load.prompts == "copy" else load.prompts)
+    ]
+    if load.num_prompt is not None:
+        joined = [token for ids in known for token in ids]
+        known = [joined[i * 97 :][: load.num_prompt] for i in range(groups)]
+    if load.prompts == "copy":
+        known = [ids[-48:] * 4 for ids in known]
+    return [
+        [known[(i * load.batch + b) % len(known)] for b in range(load.batch)] for i in range(groups)
+    ]
+
+
+def params_of(load: Workload, group: int, tokens: int) -> list[SamplingParams]:
+    """One law each; the texts of a draining batch end one after another."""
+    share = [(b + 1) / load.batch if load.draining else 1.0 for b in range(load.batch)]
+    return [
+        SamplingParams(
+            temperature=load.temperature,
+            max_tokens=max(1, round(part * tokens)),
+            ignore_eos=True,
+            seed=group if load.temperature else None,
+        )
+        for part in share
+    ]
+
+
+def timed(llm: LLM, group: list[list[int]], params: list[SamplingParams]) -> tuple[float, int]:
+    """Seconds, and tokens made."""
+    start = time.perf_counter()
+    done = llm.generate(group, params, rule=None if params[0].temperature == 0 else "block")
+    return time.perf_counter() - start, sum(len(one.token_ids) for one in done)
+
+
+def first_s(llm: LLM, prompt: list[int], params: SamplingParams) -> float:
+    """Seconds to the first token."""
+    start = time.perf_counter()
+    stream = llm.stream(prompt, params)
+    next(stream)
+    seconds = time.perf_counter() - start
+    for _ in stream:
+        pass
+    return seconds
+
+
+def compared(load: Workload, options: argparse.Namespace, tick: Callable[[str], None]) -> Row:
+    """Every group of prompts by everybody before the next, every other time backwards."""
+    start_load = os.getloadavg()[0]
+    pair = Pair(load, options)
+    tokens = options.tokens or load.num_tokens
+    everyone = {AUTO: pair.auto(load.batch), **pair.fixed(load, options.k)}
+    groups = prompts_of(load, pair.tokenizer, options.groups + 1)
+    for llm in everyone.values():
+        timed(llm, groups[-1], params_of(load, 0, min(tokens, options.warm)))
+    ways = list(everyone)
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    made = dict.fromkeys(ways, 0)
+    first: list[float] = []
+    chosen: dict[str, int] = {}
+    for i, group in enumerate(groups[:-1]):
+        params = params_of(load, i, tokens)
+        for which in order(len(ways), i, False):
+            name = ways[which]
+            tick(f"{load.name}: {name}")
+            if name == AUTO and load.cold:
+                everyone[AUTO] = pair.auto(load.batch)
+            spent, new = timed(everyone[name], group, params)
+            seconds[name].append(spent)
+            made[name] += new
+            if name == AUTO and load.cold:
+                add(chosen, everyone[AUTO])
+        if load.batch == 1 and i < 3:
+            few = SamplingParams(max_tokens=4, temperature=load.temperature, ignore_eos=True)
+            slow = first_s(everyone[PLAIN], group[0], few)
+            first.append(first_s(everyone[AUTO], group[0], few) / slow)
+    if not load.cold:
+        add(chosen, everyone[AUTO])
+    best = min((name for name in ways if name != AUTO), key=lambda name: sum(seconds[name]))
+    return Row(
+        load.name,
+        over(seconds[PLAIN], seconds[AUTO]),
+        over(seconds[best], seconds[AUTO]),
+        best,
+        {name: made[name] / sum(seconds[name]) for name in ways},
+        chosen,
+        sorted(first)[len(first) // 2] if first else 1.0,
+        start_load,
+    )
+
+
+def add(chosen: dict[str, int], llm: LLM) -> None:
+    """The rounds of a controller's choices so far."""
+    for name, one in llm.info()["control"].items():
+        chosen[name] = chosen.get(name, 0) + one["rounds"]
+
+
+def over(base: Sequence[float], other: Sequence[float]) -> Interval:
+    """How many times faster the other is, per group."""
+    return Interval.of([a / b for a, b in zip(base, other, strict=True)])
+
+
+def overhead(options: argparse.Namespace) -> list[dict[str, float]]:
+    """Microseconds a step of the controller's own work, drafters and tensors of drafts left out."""
+    found: list[dict[str, float]] = []
+    load = WORKLOADS[-4]
+    pair = Pair(load, options)
+    for batch in (1, 8, 32):
+        llm = pair.auto(batch)
+        controller = llm.drafter
+        assert isinstance(controller, Controller)
+        spent, inside, rounds = watched(controller)
+        groups = prompts_of(Workload("", "bundled", "own", "code", batch=batch), pair.tokenizer, 2)
+        for group in groups:
+            llm.generate(group, SamplingParams(temperature=0.0, max_tokens=options.warm))
+        rows = llm.metrics.drafted + llm.metrics.committed - llm.metrics.accepted
+        own = sum(spent) - sum(inside)
+        found.append(
+            {
+                "batch": batch,
+                "rows_per_step": rows / rounds[0],
+                "us_per_step": 1e6 * own / rounds[0],
+                "allowed_us": 50 + 2 * rows / rounds[0],
+            }
+        )
+    return found
+
+
+def watched(controller: Controller) -> tuple[list[float], list[float], list[int]]:
+    """Times of what the engine calls, and of the drafters inside of that; rounds in the last."""
+    spent: list[float] = []
+    inside: list[float] = []
+    rounds = [0]
+
+    def clocked(owner: Any, name: str, into: list[float], count: bool = False) -> None:
+        known = getattr(owner, name)
+
+        def call(*given: Any, **named: Any) -> Any:
+            rounds[0] += count
+            start = time.thread_time()
+            try:
+                return known(*given, **named)
+            finally:
+                into.append(time.thread_time() - start)
+
+        setattr(owner, name, call)
+
+    for name in ("propose", "commit", "timed"):
+        clocked(controller, name, spent, name == "propose")
+    for drafter in controller.drafters:
+        for name in ("propose", "commit"):
+            clocked(drafter, name, inside)
+    return spent, inside, rounds
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """One line a workload."""
+    lines = [
+        "| workload | over plain | best fixed | over the best | first token | chosen | load |",
+        "|" + " --- |" * 7,
+    ]
+    for row in rows:
+        chosen = ", ".join(f"{name} {num}" for name, num in row["chosen"].items())
+        lines.append(
+            f"| {row['name']} | {shown(row['over_plain'])} | {row['best']} | "
+            f"{shown(row['over_best'])} | {row['first']:.2f} | {chosen} | {row['load']:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def shown(ratio: dict[str, float]) -> str:
+    """Mean and interval."""
+    return f"{ratio['mean']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and print; 2 on a user's mistake or a busy machine."""
+    options = _parser().parse_args(arguments)
+    if options.smoke:
+        options.only, options.groups, options.tokens, options.k = (16,), 1, 8, (2,)
+        options.warm = 4
+    return exit_code(lambda: measured(options, command_of("control", arguments)))
+
+
+def measured(options: argparse.Namespace, command: str) -> None:
+    """Measures workload by workload, prints, and saves after each."""
+    others, neighbours = others_at_work(options), Neighbours()
+    known: list[dict[str, Any]] = []
+    if options.json is not None and options.json.is_file():
+        known = json.loads(options.json.read_text("utf-8"))["rows"]
+    wanted = [WORKLOADS[i] for i in options.only] if options.only else list(WORKLOADS)
+    found = {"others_before": others, "overhead": overhead(options)}
+    with Progress(transient=True) as bar:
+        task = bar.add_task("workloads")
+        for load in wanted:
+            if load.name in [row["name"] for row in known]:
+                continue
+            row = compared(load, options, lambda label: bar.update(task, description=label))
+            known.append(asdict(row))
+            found |= {"others_during": neighbours.share(), "rows": known}
+            save(options.json, command, found)
+    print(table(known))
+    for one in found["overhead"]:
+        print("controller: " + ", ".join(f"{name} {value:.1f}" for name, value in one.items()))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = parser_of(__doc__)
+    add_option = parser.add_argument
+    add_option("--only", type=ints, default=(), help="numbers of workloads, from 0")
+    add_option("--groups", type=int, default=8, help="groups of prompts a workload")
+    add_option("--tokens", type=int, help="new tokens a text; a workload's own by default")
+    add_option("--k", type=ints, default=(1, 2, 4, 8), help="depths of the fixed draft model")
+    add_option("--warm", type=int, default=64, help="tokens of a text made before anything counts")
+    add_option("--layers", type=int, default=12, help="blocks of the inflated target")
+    add_option("--feed-forward", type=int, default=4096, help="width of its feed-forwards")
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

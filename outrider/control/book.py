@@ -1,0 +1,93 @@
+"""What was kept of one drafter's tokens, by what is known of a text before the round."""
+
+from __future__ import annotations
+
+from outrider.control.acceptance import DISCOUNT, Acceptance, Counts, Prior
+
+LUCK_STEP = 0.35
+"""Share of a text's luck that its last round makes."""
+OVERALL_STEP = 0.05
+DRIFT = 0.06
+COUNTED = 4
+"""Tokens of a draft that its luck is the kept share of."""
+CLASSES = (0.15, 0.4, 0.65, 0.88)
+"""What is thought of a class of luck before anything is seen: its conditional acceptance, halfway
+to that of all texts."""
+START = 0.6
+
+
+class Book:
+    """Counts of one drafter under one rule, by a text's recent luck and the length of the offer.
+
+    Luck is a running mean of the share of drafted tokens that were kept, of the first few of each
+    round. A new text has the luck of all. Texts of equal luck share their counts, so that a text
+    that turns from code to noise finds what is known of noise, and a new one need not be learned.
+    """
+
+    def __init__(self) -> None:
+        self._cells: dict[int, Counts] = {}
+        self._luck: dict[int, float] = {}
+        self._overall = START
+        self.drafted = self.kept = 0.0
+
+    def cell(self, text: int, offer: int = 0) -> int:
+        """The class of a text, and of a certain draft of `offer` tokens."""
+        luck = self._luck.get(text, self._overall)
+        return min(3, int(luck * 4)) + 4 * min(4, offer.bit_length())
+
+    def counts(self, cell: int) -> Counts:
+        """The counts of a class."""
+        found = self._cells.get(cell)
+        if found is None:
+            start = Acceptance(
+                discount=DISCOUNT, prior=Prior((CLASSES[cell % 4] + self._overall) / 2, 3.0)
+            )
+            found = self._cells[cell] = Counts(start)
+        return found
+
+    def survival(self, text: int, depth: int, offer: int = 0) -> list[float]:
+        """P(first i tokens kept) of a text's next draft; texts of one class share the list."""
+        return self.counts(self.cell(text, offer)).survival(depth)
+
+    def saw(
+        self,
+        text: int,
+        cell: int,
+        kept: int,
+        offered: int,
+        asked: int | None = None,
+        *,
+        part: float = 1.0,
+    ) -> None:
+        """A draft of `offered` tokens, of at most `asked`, had its first `kept` ones kept.
+
+        `part` is the text's of the round: what is remembered are rounds, however many texts.
+        """
+        self.counts(cell).saw(kept, offered if asked is None else asked, part)
+        if not offered:
+            return
+        luck_now = min(kept, COUNTED) / min(offered, COUNTED)
+        luck = self._luck.get(text, self._overall)
+        self._luck[text] = luck + LUCK_STEP * (luck_now - luck)
+        self._overall += OVERALL_STEP * part * (luck_now - self._overall)
+        left = 1.0 - (1.0 - DISCOUNT) * part
+        self.drafted = self.drafted * left + offered
+        self.kept = self.kept * left + kept
+
+    def drift(self, text: int) -> None:
+        """A round without a draft: what was bad luck with the text is forgotten, little by little.
+
+        A text whose drafts were no good would otherwise never be drafted for again.
+        """
+        luck = self._luck.get(text)
+        if luck is not None:
+            self._luck[text] = luck + DRIFT * (self._overall - luck)
+
+    @property
+    def rate(self) -> float | None:
+        """The share of drafted tokens that was kept lately; None before any was drafted."""
+        return self.kept / self.drafted if self.drafted else None
+
+    def close(self, text: int) -> None:
+        """The text is over."""
+        self._luck.pop(text, None)

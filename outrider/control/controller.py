@@ -1,0 +1,296 @@
+"""The controller: a drafter that chooses among drafters, round by round, nobody included.
+
+It chooses by what was measured in rounds that are over. Of the round at hand it knows the texts as
+they stand and what certain drafters (look-ups) say of them, never a token that was drawn: so every
+rule that is exact stays exact.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Sequenced
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from outrider.control.chooser import Chooser
+from outrider.control.costs import Costs
+from outrider.control.knowledge import Knowledge
+from outrider.control.live import context_class
+from outrider.control.rounds import Offer, Pending, Round, State, View
+from outrider.control.settings import ControlSettings
+from outrider.decoding import Draft
+from outrider.drafters import ModelDrafter
+from outrider.drafters.base import Drafter, RoundDraws
+from outrider.drafters.combined import Parts, SeveralDrafters
+from outrider.errors import InvalidConfig
+from outrider.sequence import Sequence
+from outrider.types import StageTimes
+
+READ_AHEAD = 512
+"""A text of which a drafter has to read more than this is read in the engine's chunks first."""
+SCORED = 4
+"""Tokens of a certain draft that is not taken which are compared with what came."""
+SURE = 0.9
+"""The confidence that is asked of a drafted token at most."""
+
+
+class Controller(SeveralDrafters):
+    """Chooses, for each round of a group of texts, who drafts and how deep.
+
+    Certain drafters (`ngram`, `suffix`, `recycle`) are asked in every round and compared with what
+    came, whether their offer was taken or not; of those that draw the one is asked that promises
+    most, and the others once in a while. Where nobody promises more than plain decoding, measured,
+    nothing is drafted; a choice that loses time all the same is left for a while.
+
+    Args:
+        drafters: the alternatives, the preferred first among equals.
+        settings: bounds of the choice.
+        costs: measured before; None learns from rounds alone.
+        name: what reports call it.
+        clock: seconds; of a test its own.
+
+    Raises:
+        InvalidConfig: no drafter, or a fallback that is none of them.
+    """
+
+    def __init__(
+        self,
+        drafters: Sequenced[Drafter],
+        settings: ControlSettings | None = None,
+        *,
+        costs: Costs | None = None,
+        name: str | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        if not drafters:
+            raise InvalidConfig("no drafters to choose among; drafter='none' decodes plainly")
+        super().__init__(drafters)
+        self.name = ",".join(drafter.name for drafter in drafters) if name is None else name
+        self.settings = settings or ControlSettings()
+        self.settings.check_fallback(tuple(drafter.name for drafter in drafters))
+        self._clock = clock
+        self._known = Knowledge(self.drafters, costs)
+        self._chooser = Chooser(self.drafters, self._known, self.settings)
+        self._first = self.first_names(self.drafters)
+        self._states: dict[int, State] = {}
+        self._reading: dict[int, int] = {}
+        self._round: Round | None = None
+
+    def report(self) -> dict[str, Any]:
+        """Of each choice its rounds, how deep in the mean, what came of it and why; for JSON."""
+        return {
+            name: {
+                "rounds": tally.rounds,
+                "mean_depth": tally.levels / tally.rounds,
+                "tokens_per_round": tally.tokens / tally.rounds,
+                "seconds": tally.seconds,
+                "reasons": dict(tally.reasons),
+            }
+            for name, tally in self._known.tallies.items()
+        }
+
+    def never_asked(self) -> tuple[str, ...]:
+        """Nobody: who is not asked was weighed, and `report` says why."""
+        return ()
+
+    def unread(self, text: Sequence) -> int:
+        """What the drafter that is to draw for the text has left to read of it."""
+        arm = self._reading.get(text.key)
+        return 0 if arm is None else self.drafters[arm].unread(text)
+
+    def read(self, text: Sequence, rows: int) -> None:
+        """That drafter reads ahead."""
+        arm = self._reading.get(text.key)
+        if arm is None:
+            return
+        started, before = self._clock(), self.drafters[arm].unread(text)
+        self.drafters[arm].read(text, rows)
+        left = self.drafters[arm].unread(text)
+        if left < before:
+            self._known.read_ahead(arm, before - left, self._clock() - started)
+            self._state(text).read[arm] = len(text.tokens) - left
+
+    def propose(
+        self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws
+    ) -> Draft:
+        """What promises most tokens a second, or nothing."""
+        self._known.now += 1
+        view = self._view(texts, [min(depth, self.settings.max_depth) for depth in depths], draws)
+        self._round = current = Round.of(view, self._chooser.choose(view))
+        draft = self._drafted(current, draws)
+        current.offered = draft.tree.counts_B.tolist()
+        return draft
+
+    def commit(self, text: Sequence, accepted: int) -> None:
+        """Notes what was kept, and tells all of them."""
+        if self._round is not None:
+            self._round.kept[text.key] = accepted
+        super().commit(text, accepted)
+
+    def timed(self, texts: Sequenced[Sequence], times: StageTimes) -> None:
+        """Learns from the round."""
+        done, self._round = self._round, None
+        if done is not None:
+            self._known.over(done, times)
+
+    def discard(self, text: Sequence) -> None:
+        """The round teaches nothing."""
+        self._round = None
+        super().discard(text)
+
+    def close(self, text: Sequence) -> None:
+        """Forgets the text."""
+        if self._states.pop(text.key, None) is not None:
+            self._known.close(text)
+        self._reading.pop(text.key, None)
+        super().close(text)
+
+    def _state(self, text: Sequence) -> State:
+        found = self._states.get(text.key)
+        if found is None:
+            found = self._states[text.key] = State()
+        return found
+
+    def _view(self, texts: Sequenced[Sequence], caps: list[int], draws: RoundDraws) -> View:
+        """The round as it stands, before anything is drawn."""
+        states = [self._state(text) for text in texts]
+        clean = all(state.rounds for state in states)
+        for text, state in zip(texts, states, strict=True):
+            state.rounds += 1
+            if state.pending:
+                self._known.compare(text, state, 1 / len(texts))
+        context = context_class(sum(len(text.tokens) for text in texts) // len(texts))
+        return View(
+            texts=tuple(texts),
+            states=states,
+            caps=caps,
+            rule=texts[0].rule,
+            context=context,
+            trees=draws.trees,
+            max_certain=draws.max_certain,
+            clean=clean,
+            times=self._known.times(len(texts), context, sum(caps)),
+            offers=self._offers(texts, caps, draws),
+        )
+
+    def _offers(
+        self, texts: Sequenced[Sequence], caps: list[int], draws: RoundDraws
+    ) -> list[Offer | None]:
+        """Each text's best certain draft, by what the book has of it; of trees there is none."""
+        best: list[Offer | None] = [None] * len(texts)
+        if draws.trees is not None:
+            return best
+        worth = [0.0] * len(texts)
+        for arm, drafter in enumerate(self.drafters):
+            if not drafter.certain:
+                continue
+            draft = drafter.propose(texts, caps, draws)
+            book = self._known.book(arm, texts[0].rule, trees=False)
+            rows = draft.tree.tokens_BN.tolist()
+            parts = None if draft.part_BN is None else draft.part_BN.tolist()
+            for b, count in enumerate(draft.tree.counts_B.tolist()):
+                if not count:
+                    continue
+                key, tokens = texts[b].key, rows[b][:count]
+                cell = book.cell(key, count)
+                survival = book.counts(cell).survival(count)[:count]
+                if best[b] is None or sum(survival) > worth[b]:
+                    worth[b] = sum(survival)
+                    named = [0] * count if parts is None else parts[b][:count]
+                    names = [self._first[arm] + part for part in named]
+                    best[b] = Offer(arm, tokens, names, survival, cell)
+                pending = self._states[key].pending
+                if arm not in pending:
+                    pending[arm] = Pending(tokens[:SCORED], len(texts[b].tokens), cell)
+        return best
+
+    def _drafted(self, current: Round, draws: RoundDraws) -> Draft:
+        """The draft of the plan."""
+        plan, num = current.plan, len(current.view.texts)
+        if plan.depth == 0 or plan.arm is None:
+            self._reading.clear()
+            return self._taken(current, plan.lengths if plan.depth else [0] * num, draws)
+        depths, lengths = self._shared_out(current, plan.arm)
+        drawn = self._drawn(current, plan.arm, depths, draws)
+        if not any(lengths):
+            return drawn
+        taken = self._taken(current, lengths, draws)
+        return Parts([drawn, taken], [0, 0]).side_by_side([length > 0 for length in lengths])
+
+    def _taken(self, current: Round, lengths: Sequenced[int], draws: RoundDraws) -> Draft:
+        """The first tokens of certain drafts."""
+        tokens: list[list[int]] = []
+        names: list[list[int]] = []
+        for b, (offer, length) in enumerate(zip(current.view.offers, lengths, strict=True)):
+            if offer is None or not length:
+                tokens.append([])
+                names.append([])
+                continue
+            tokens.append(offer.tokens[:length])
+            names.append(offer.names[:length])
+            current.served[b], current.asked[b] = offer.arm, length
+            current.cells[b] = offer.cell
+            current.view.states[b].pending.pop(offer.arm, None)
+        draft = draws.points(tokens)
+        most = draft.tree.num_nodes
+        if most == 0:
+            return draft
+        part_BN = torch.tensor([[*row, *[0] * (most - len(row))] for row in names])
+        return replace(draft, part_BN=part_BN)
+
+    def _shared_out(self, current: Round, arm: int) -> tuple[list[int], list[int]]:
+        """How deep each text is drawn for; and what is taken of a certain draft worth more."""
+        view, plan = current.view, current.plan
+        depths, lengths = [0] * len(view.texts), [0] * len(view.texts)
+        book = self._known.book(arm, view.rule, trees=view.trees is not None)
+        for b, text in enumerate(view.texts):
+            depth = min(view.caps[b], plan.lengths[b] if plan.lengths else plan.depth)
+            if depth < 1 or not view.can_draw(b):
+                continue
+            cell, offer = book.cell(text.key), view.offers[b]
+            if offer is not None and not current.choice.sample:
+                drawn = book.counts(cell).survival(depth)[:depth]
+                if sum(offer.survival[:depth]) >= sum(drawn):
+                    lengths[b] = min(depth, len(offer.tokens))
+                    continue
+            self._reading[text.key] = arm
+            if self.drafters[arm].unread(text) > READ_AHEAD:
+                # The engine reads it in chunks, between other texts' rounds.
+                continue
+            depths[b] = current.asked[b] = depth
+            current.served[b], current.cells[b] = arm, cell
+            current.unread += view.unread(arm, b)
+            view.states[b].read[arm] = len(text.tokens)
+        return depths, lengths
+
+    def _drawn(self, current: Round, arm: int, depths: list[int], draws: RoundDraws) -> Draft:
+        """The chosen drafter's draft."""
+        drafter = self.drafters[arm]
+        if isinstance(drafter, ModelDrafter):
+            drafter.confidence = self._confidence(current, arm)
+        started = self._clock()
+        draft = drafter.propose(current.view.texts, depths, draws)
+        seconds = self._clock() - started
+        current.levels = draft.tree.depth
+        self._known.drafted(current, seconds)
+        part_BN = draft.part_BN
+        if part_BN is None:
+            part_BN = torch.zeros_like(draft.tree.tokens_BN)
+        return replace(draft, part_BN=part_BN + self._first[arm])
+
+    def _confidence(self, current: Round, arm: int) -> float:
+        """How sure the drafter must be of a token to go on after it: as the next level costs.
+
+        A drafted token's own probability says how likely it is kept where the text is greedy. The
+        token that stops the draft stays in it.
+        """
+        view, plan = current.view, current.plan
+        if view.rule != "greedy" or view.times is None or current.choice.sample:
+            return 0.0
+        num = len(view.texts)
+        row_s = view.times.target_s(num * (plan.depth + 1)) - view.times.target_s(num * plan.depth)
+        level_s = self._known.level_s(arm, num, view.times)
+        return min(SURE, plan.rate_tok_s / num * (level_s + row_s))

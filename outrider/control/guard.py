@@ -1,0 +1,50 @@
+"""Whether what was chosen pays as measured, whatever the models of cost and acceptance say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+STEP = 0.1
+"""Share of the ledger that the last round makes."""
+ENOUGH = 8
+"""Rounds before a verdict."""
+MARGIN = 0.02
+"""Of the time spent, that may be lost without a pause."""
+SHORTEST, LONGEST = 32, 512
+"""Rounds of a pause; each that follows another is twice as long."""
+SLOWEST = 2.0
+"""A round counts with this many times the time that was expected of it at most: a neighbour on the
+machine is no fault of the drafter's."""
+
+
+@dataclass(slots=True)
+class Guard:
+    """The ledger of one choice: time saved against plain decoding's measured time per token."""
+
+    saved_s: float = 0.0
+    spent_s: float = 0.0
+    rounds: int = 0
+    paused_until: int = 0
+    pause: int = SHORTEST
+    num_pauses: int = 0
+
+    def saw(self, now: int, plain_s: float, took_s: float, expected_s: float) -> None:
+        """A round that took `took_s`, and for whose tokens plain decoding takes `plain_s`."""
+        took_s = min(took_s, SLOWEST * expected_s)
+        self.saved_s += STEP * (plain_s - took_s - self.saved_s)
+        self.spent_s += STEP * (took_s - self.spent_s)
+        self.rounds += 1
+        if self.rounds < ENOUGH:
+            return
+        if self.saved_s < -MARGIN * self.spent_s:
+            self.paused_until = now + self.pause
+            self.pause = min(LONGEST, 2 * self.pause)
+            self.num_pauses += 1
+            self.saved_s = self.spent_s = 0.0
+            self.rounds = 0
+        elif self.rounds >= 4 * ENOUGH:
+            self.pause = SHORTEST
+
+    def allows(self, now: int) -> bool:
+        """Whether it may be chosen in this round."""
+        return now >= self.paused_until

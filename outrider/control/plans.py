@@ -1,0 +1,142 @@
+"""The arithmetic of a choice: tokens a second promised by drafting nothing, or this, or that deep.
+
+A round of B texts promises B tokens and, for each drafted token, the chance that it and all before
+it are kept; it takes the target's time for its rows and the drafter's for its levels. Everything
+read here is known before the round's first token is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Sequenced
+from dataclasses import dataclass
+
+LEAST = 0.05
+"""A drafted token less likely to be kept than this is not weighed at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a round is to draft.
+
+    Attributes:
+        arm: the drafter that draws, by its number; None where nobody does.
+        depth: levels it is asked for.
+        lengths: tokens taken of each text's certain offer, where certain drafters serve.
+        rate_tok_s: tokens a second that are promised.
+        expected_s: seconds that the round is to take.
+    """
+
+    arm: int | None
+    depth: int
+    rate_tok_s: float
+    expected_s: float
+    lengths: Sequenced[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """What a round of these texts takes.
+
+    Attributes:
+        texts: how many.
+        plain_s: of a round that drafts nothing.
+        curve: seconds by rows, at least up to the most rows asked for.
+        most: rows of all texts that are weighed at most: what is not measured is come to in steps.
+    """
+
+    texts: int
+    plain_s: float
+    curve: Sequenced[float]
+    most: int = 1 << 30
+
+    def target_s(self, drafted: float) -> float:
+        """Of the target, with so many drafted rows beside the texts' own."""
+        low = int(drafted)
+        rows = min(self.texts + low, len(self.curve) - 2)
+        found = self.curve[rows]
+        if drafted != low:
+            found += (drafted - low) * (self.curve[rows + 1] - found)
+        return self.plain_s + max(0.0, found - self.curve[self.texts])
+
+
+@dataclass(frozen=True, slots=True)
+class Class:
+    """Texts with the same chances: how many, and how deep they may be drafted for."""
+
+    survival: Sequenced[float]
+    depth: int
+    num: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A drafter that draws, as it stands for these texts.
+
+    Attributes:
+        arm: its number.
+        level_s: seconds of a level.
+        classes: the texts it would draft for.
+        offered: P(level i is drafted | so many levels are asked for): confidence may stop earlier.
+        rows: nodes of a text's draft by levels, from 0; None where drafts are chains.
+        extra_s: seconds for what it has to read first, as this round's share of them.
+    """
+
+    arm: int
+    level_s: float
+    classes: Sequenced[Class]
+    offered: Sequenced[float]
+    rows: Sequenced[int] | None = None
+    extra_s: float = 0.0
+
+
+def plain(times: Times) -> Plan:
+    """Drafting nothing."""
+    return Plan(None, 0, times.texts / times.plain_s, times.plain_s)
+
+
+def drawn(times: Times, drawing: Drawing) -> Plan | None:
+    """The best depth of a drafter that draws; None without a text to draft for."""
+    best: Plan | None = None
+    tokens, rows = float(times.texts), 0.0
+    spent = drawing.extra_s
+    num = sum(one.num for one in drawing.classes)
+    for level in range(max((one.depth for one in drawing.classes), default=0)):
+        offered = drawing.offered[level] if level < len(drawing.offered) else 1.0
+        going = [one for one in drawing.classes if one.depth > level]
+        gained = sum(one.num * one.survival[level] for one in going)
+        if gained < LEAST or (best is not None and times.texts + rows > times.most):
+            break
+        tokens += gained
+        texts = sum(one.num for one in going)
+        new = 1 if drawing.rows is None else drawing.rows[level + 1] - drawing.rows[level]
+        rows += texts * offered * new
+        # The level is drafted while any text goes on.
+        spent += drawing.level_s * (1.0 if num > 4 else 1.0 - (1.0 - offered) ** texts)
+        seconds = spent + times.target_s(rows)
+        if best is None or tokens / seconds > best.rate_tok_s:
+            best = Plan(drawing.arm, level + 1, tokens / seconds, seconds)
+    return best
+
+
+def certain(times: Times, chances: Sequenced[Sequenced[float]]) -> Plan | None:
+    """How much to take of each text's certain offer, whose tokens survive with these chances.
+
+    A token is worth its chance and costs a row, whichever text it is of; chances fall along an
+    offer, so the best so many of all are each text's first ones.
+    """
+    worth = [(chance, b) for b, own in enumerate(chances) for chance in own if chance >= LEAST]
+    if not worth:
+        return None
+    if times.texts > 1:
+        worth.sort(reverse=True)
+    tokens = float(times.texts)
+    best, best_rate, best_s = 0, 0.0, 0.0
+    for taken, (chance, _) in enumerate(worth[: max(1, times.most - times.texts)], start=1):
+        tokens += chance
+        seconds = times.target_s(taken)
+        if tokens / seconds > best_rate:
+            best, best_rate, best_s = taken, tokens / seconds, seconds
+    lengths = [0] * times.texts
+    for _, b in worth[:best]:
+        lengths[b] += 1
+    return Plan(None, max(lengths), best_rate, best_s, tuple(lengths))

@@ -1,0 +1,155 @@
+"""The controller's records: what is kept of texts, how a round stands, what it came to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Sequenced
+from dataclasses import dataclass, field
+
+from outrider.control.plans import Plan, Times
+from outrider.sequence import Sequence
+from outrider.tree import TreeBudget
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """An offer that is still to be compared: tokens, which stand from `start` on, and its class."""
+
+    tokens: list[int]
+    start: int
+    cell: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The best certain draft of a text.
+
+    Attributes:
+        arm: who made it.
+        tokens: what it says.
+        names: which of all parts' names each token goes by.
+        survival: the chance of each that it and all before it are kept.
+        cell: its class in the book.
+    """
+
+    arm: int
+    tokens: list[int]
+    names: list[int]
+    survival: list[float]
+    cell: int
+
+
+@dataclass(slots=True)
+class State:
+    """What is kept of a text.
+
+    Attributes:
+        rounds: how many it went through, that under way included.
+        read: by drafter, how many of its tokens that has read.
+        pending: by drafter, an offer that is still to be compared.
+    """
+
+    rounds: int = 0
+    read: dict[int, int] = field(default_factory=dict[int, int])
+    pending: dict[int, Pending] = field(default_factory=dict[int, Pending])
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A round before anything is drawn.
+
+    Attributes:
+        texts, states, caps: the texts, what is kept of them, and how deep they may be drafted for.
+        rule: that verifies all of them.
+        context: the class of their length in the mean.
+        trees: how large trees may be; None where chains are drafted.
+        max_certain: nodes that a tree of certain tokens may have.
+        clean: whether every text's prompt was read in an earlier round, so that the time tells.
+        times: what rounds take; None before any was timed.
+        offers: each text's best certain draft.
+    """
+
+    texts: Sequenced[Sequence]
+    states: Sequenced[State]
+    caps: Sequenced[int]
+    rule: str
+    context: int
+    trees: TreeBudget | None
+    max_certain: int
+    clean: bool
+    times: Times | None
+    offers: Sequenced[Offer | None]
+
+    @property
+    def part(self) -> float:
+        """Each text's of the round."""
+        return 1 / len(self.texts)
+
+    def can_draw(self, b: int) -> bool:
+        """Whether a drafter that draws may be asked for a text.
+
+        In a text's first round none is: it would read the prompt before the first token comes.
+        """
+        return self.caps[b] > 0 and self.states[b].rounds > 1
+
+    def unread(self, arm: int, b: int) -> int:
+        """Tokens of a text that a drafter has not read."""
+        return len(self.texts[b].tokens) - self.states[b].read.get(arm, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A plan, and why it was chosen; a sample is for one text, to know what would come of it."""
+
+    plan: Plan
+    why: str
+    sample: bool = False
+
+
+@dataclass(slots=True)
+class Round:
+    """The round under way.
+
+    Attributes:
+        served: who drafts for each text.
+        asked: tokens that were asked for.
+        cells: the text's class in the drafter's book.
+        offered: tokens drafted.
+        levels: of what was drawn.
+        unread: tokens that the drafter had to read first.
+        kept: by text, tokens kept.
+    """
+
+    view: View
+    choice: Choice
+    served: list[int | None]
+    asked: list[int]
+    cells: list[int]
+    offered: list[int] = field(default_factory=list[int])
+    levels: int = 0
+    unread: int = 0
+    kept: dict[int, int] = field(default_factory=dict[int, int])
+
+    @classmethod
+    def of(cls, view: View, choice: Choice) -> Round:
+        """A round in which nobody has drafted yet."""
+        num = len(view.texts)
+        return cls(view, choice, [None] * num, [0] * num, [0] * num)
+
+    @property
+    def plan(self) -> Plan:
+        """What was chosen."""
+        return self.choice.plan
+
+
+@dataclass(slots=True)
+class Tally:
+    """Rounds, drafted levels, tokens and seconds of one choice, and how often it had which reason.
+
+    Levels are those of the deepest draft of each round.
+    """
+
+    rounds: int = 0
+    levels: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    reasons: dict[str, int] = field(default_factory=dict[str, int])

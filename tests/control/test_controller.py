@@ -1,0 +1,178 @@
+"""The controller on a clock of its own: it pays or it is off, and follows when things change."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.control import Controller, ControlSettings
+from outrider.control.guard import Guard
+from outrider.drafters import NgramDrafter, SuffixDrafter
+from outrider.errors import InvalidConfig
+from outrider.models.protocol import ProtocolTarget
+from outrider.types import StageTimes
+from tests.control.clocked import Chant, World, fixed, plain
+
+COLD, WARM = 40, 120
+"""Tokens of texts: what is learned first costs, later it must not."""
+LONG = tuple([1] * 1000)
+
+
+def rows_cost(share: float):
+    """A target of which each row costs this share of a forward."""
+    return lambda rows: 1.0 - share + share * rows
+
+
+CASES = {
+    "a good draft model": {},
+    "a middling one": {"wrong": lambda place: 0.4},
+    "none of its tokens is ever kept": {"wrong": lambda place: 1.0},
+    "it is as slow as the target": {"draft_s": lambda rows: 1.0},
+    "it is half as slow": {"draft_s": lambda rows: 0.45, "wrong": lambda place: 0.15},
+    "every row costs as much as the first": {"target_s": rows_cost(1.0)},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_never_slower_than_plain_and_comes_near_the_best_depth(case, monkeypatch) -> None:
+    slow = World(monkeypatch, drafter=plain, **CASES[case]).run(WARM)
+    best = max(
+        [slow, *(World(monkeypatch, drafter=fixed(k), **CASES[case]).run(WARM) for k in (1, 4, 8))]
+    )
+    world = World(monkeypatch, **CASES[case])
+    assert world.run(COLD) > 0.85 * slow
+    assert world.run(WARM) > max(0.97 * slow, 0.93 * best)
+
+
+def test_a_batch_that_grows_gets_less_and_less(monkeypatch) -> None:
+    """Where rows cost, 32 texts leave no room for what pays for one."""
+    world = World(monkeypatch, target_s=lambda rows: 0.9 + 0.1 * rows, wrong=lambda place: 0.3)
+    depths = []
+    for num in (1, 8, 32):
+        prompts = [(1, 2, text) for text in range(num)]
+        world.run(60, prompts)
+        before = world.engine.metrics.drafted, world.engine.metrics.committed
+        world.run(60, prompts)
+        now = world.engine.metrics.drafted, world.engine.metrics.committed
+        depths.append((now[0] - before[0]) / (now[1] - before[1]))
+    assert depths[0] > 2 * depths[1] > 2 * depths[2]
+    assert depths[2] < 0.1
+
+
+def test_a_long_prompt_and_a_short_output_are_decoded_plainly(monkeypatch) -> None:
+    """The draft model would have to read the prompt first; and no first token waits for it."""
+    costs = {"target_s": rows_cost(0.05), "draft_s": lambda rows: 0.05 + 0.02 * rows}
+    world = World(monkeypatch, **costs)
+    world.run(WARM)
+    (done,) = world.complete(16, [LONG])
+    assert done.stats.drafted == 0
+    (done,) = world.complete(300, [LONG])
+    assert done.stats.accepted > 150
+    (done,) = world.complete(WARM, [LONG[:400]])
+    assert done.sources[0] == "bonus" and done.stats.accepted > 50
+
+
+def test_it_follows_a_change_and_the_way_back(monkeypatch) -> None:
+    world = World(monkeypatch, wrong=lambda place: 1.0 if 250 <= place < 550 else 0.1)
+    seen: list[tuple[int, int, float]] = []
+    timed = world.controller.timed
+
+    def watched(texts, times: StageTimes) -> None:
+        seen.append((len(texts[0].tokens), world.engine.metrics.committed, world.clock.now))
+        timed(texts, times)
+
+    world.controller.timed = watched  # type: ignore[method-assign]
+    world.run(900)
+
+    def rate(rounds: list[tuple[int, int, float]]) -> float:
+        return (rounds[-1][1] - rounds[0][1]) / (rounds[-1][2] - rounds[0][2])
+
+    code = rate([one for one in seen if 100 < one[0] < 250])
+    noise = rate([one for one in seen if 300 < one[0] < 550])
+    back = [one for one in seen if one[0] >= 550]
+    assert code > 2.5 and noise > 0.92
+    assert rate(back[50:]) > 0.9 * code
+    assert rate(back[30:50]) > 0.8 * code
+
+
+def test_a_slow_round_turns_nothing(monkeypatch) -> None:
+    """A neighbour on the machine, now and then, is no reason to stop."""
+    world = World(monkeypatch)
+    world.run(WARM)
+    drafted = world.engine.metrics.plain_rounds
+    target = world.engine.target
+    assert isinstance(target, ProtocolTarget)
+    usual, calls = target.seconds, [0]  # type: ignore[attr-defined]
+
+    def now_and_then(rows: int) -> float:
+        calls[0] += 1
+        return 20.0 if calls[0] % 10 == 0 else usual(rows)
+
+    target.seconds = now_and_then  # type: ignore[attr-defined]
+    world.run(WARM)
+    assert world.engine.metrics.plain_rounds - drafted <= 3
+
+
+def test_look_ups_are_taken_where_they_say_more(monkeypatch) -> None:
+    """A text that repeats itself: the draft model is good, a look-up better and for nothing."""
+    world = World(monkeypatch, more=[NgramDrafter()])
+    world.engine.target.model = Echo()  # type: ignore[attr-defined]
+    world.model.model.model = Echo()  # type: ignore[attr-defined]
+    world.run(WARM)
+    (done,) = world.done
+    assert {told.drafter for told in done.provenance} <= {"draft", "ngram", None}
+    names = [told.drafter for told in done.provenance[-100:]]
+    assert names.count("ngram") > 60
+    report = world.controller.report()
+    assert report["ngram"]["tokens_per_round"] > 10
+    assert sum(report["ngram"]["reasons"].values()) == report["ngram"]["rounds"]
+
+
+class Echo(Chant):
+    """Says the same nine tokens for ever."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda place: 0.0, 1)
+
+    def _row(self, text):
+        return super()._row([text[0], *[5] * (len(text) % 9)])
+
+
+def test_offers_not_taken_are_scored_all_the_same(monkeypatch) -> None:
+    """Full information: a look-up is known to be no good though it never drafted a token."""
+    world = World(monkeypatch, more=[SuffixDrafter(min_prob=0.0)], wrong=lambda place: 0.02)
+    world.run(WARM)
+    book = world.controller._known.book(1, "greedy", trees=False)
+    assert book.rate is None or book.rate < 0.3
+
+
+def test_the_bounds_hold(monkeypatch) -> None:
+    world = World(monkeypatch, max_depth=2)
+    world.run(WARM)
+    assert len(world.engine.metrics.drafted_per_pos) == 2
+    strict = World(monkeypatch, wrong=lambda place: 0.3, min_acceptance_rate=0.9)
+    loose = World(monkeypatch, wrong=lambda place: 0.3)
+    strict.run(WARM), loose.run(WARM)
+    assert strict.engine.metrics.drafted < 0.3 * loose.engine.metrics.drafted
+    kept = World(monkeypatch, wrong=lambda place: 1.0, fallback="draft")
+    kept.run(COLD)
+    assert kept.controller.report()["draft"]["rounds"] > 20
+    with pytest.raises(InvalidConfig, match="fallback='ngram' is none of the drafters"):
+        Controller([SuffixDrafter()], ControlSettings(fallback="ngram"))
+    with pytest.raises(InvalidConfig, match="no drafters"):
+        Controller([])
+    for wrong in ({"max_depth": 0}, {"min_acceptance_rate": 1.5}, {"fallback": 3}):
+        with pytest.raises(InvalidConfig):
+            ControlSettings(**wrong)
+
+
+def test_the_guard_believes_the_clock() -> None:
+    guard = Guard()
+    for now in range(20):
+        guard.saw(now, plain_s=1.0, took_s=1.1, expected_s=1.0)
+    assert guard.num_pauses == 1 and not guard.allows(20)
+    good = Guard()
+    for now in range(60):
+        # One round in ten takes ten times as long; without it they save a third.
+        took = 10.0 if now % 10 == 9 else 0.66
+        good.saw(now, plain_s=1.0, took_s=took, expected_s=0.66)
+    assert good.num_pauses == 0
