@@ -115,7 +115,7 @@ def generate(
       outrider generate --repetition-penalty 1.2 --no-repeat-ngram 4 --bad-word TODO "def f("
       outrider generate --drafter ngram+draft --trace rounds.jsonl "def f("
       outrider generate --profile plan.toml "def f("
-      outrider generate --trace rounds.jsonl --observe --depth 8 "def f("
+      outrider generate --drafter draft --trace rounds.jsonl --observe --depth 8 "def f("
       outrider generate --regex "[0-9]{4}-[0-9]{2}" --drafter grammar+draft "date = "
       git log -1 | outrider generate --max-tokens 40 --stop "." --json
     """
@@ -233,11 +233,19 @@ def _traced(
 ) -> Run:
     """Writes each round before it is shown; Ctrl-C loses the one under way at most."""
     from outrider.control.observe import NAME, observing
-    from outrider.control.record import Asked, depths_to_time, settings_of, timed
+    from outrider.control.record import (
+        Asked,
+        check_observable,
+        depths_to_time,
+        settings_of,
+        timed,
+    )
     from outrider.control.trace import TraceWriter
 
     rule, writer, requests = str(llm.rule), TraceWriter(how.file), llm.requests
-    asked = Asked([tokens], replace(sampling, seed=sampling.seed), requests.depth, rule)
+    if how.observe:
+        check_observable(llm.drafter)
+    asked = Asked([tokens], sampling, requests.depth, rule)
     with observing(rule, lossless=how.loading.lossless) as watched:
         number = writer.text(settings_of(requests, asked, tokens, observed=how.observe))
 

@@ -175,8 +175,8 @@ class Loading:
     share_prefixes: bool = True
     compile: bool | None = None
     exit_threshold: float | None = None
-    bounds: Mapping[str, Any] = field(default_factory=dict[str, Any])
     shape: tuple[int, ...] | None = None
+    bounds: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def profiled(self, file: Path | None) -> Loading:
         """With what a profile says where nothing else was asked for."""

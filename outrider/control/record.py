@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from outrider.config import SamplingParams
+from outrider.control.controller import Controller
 from outrider.control.observe import NAME, Observed, observing
 from outrider.control.trace import TextSettings, TracedRound, TracedText
+from outrider.drafters import Drafter
 from outrider.engine import Requests
 from outrider.engine.settings import resolve_rule
+from outrider.errors import InvalidConfig
 from outrider.noise import fresh_seed
 from outrider.types import Completion, Request
 
@@ -49,10 +52,28 @@ def recorded(requests: Requests, asked: Asked) -> list[TracedText]:
 
 
 def observed(requests: Requests, asked: Asked) -> list[TracedText]:
-    """The same texts with a guess behind every token; see `outrider.control.observe`."""
+    """The same texts with a guess behind every token; see `outrider.control.observe`.
+
+    Raises:
+        InvalidConfig: a controller drafts.
+    """
+    check_observable(requests.engine.choice.of(asked.drafter))
     rule = resolved(requests, asked)
     with observing(rule, lossless=requests.lossless) as watched:
         return _made(requests, asked, NAME, watched)
+
+
+def check_observable(drafter: Drafter) -> None:
+    """Refuses a controller: it goes by what was kept, and of an observed text nothing is.
+
+    Raises:
+        InvalidConfig: it is one.
+    """
+    if isinstance(drafter, Controller):
+        raise InvalidConfig(
+            f"drafter={drafter.name!r} chooses by what was kept, and of an observed text nothing "
+            "is: name one drafter, such as draft or ngram"
+        )
 
 
 def timed(

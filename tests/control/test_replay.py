@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from outrider import SamplingParams
+from outrider.control.controller import Controller
 from outrider.control.costs import Costs, DraftCost, ForwardCost
 from outrider.control.fit import costs_of
 from outrider.control.policies import FORMS, policy_of
@@ -263,6 +264,13 @@ def test_what_is_no_policy_is_refused(spec: str, said: str) -> None:
         policy_of(spec)
     for known in FORMS:
         policy_of(known.replace("K,N", "3,5").replace("K", "3").replace("P", "0.5"))
+
+
+def test_a_controller_is_not_observed() -> None:
+    """It would see that nothing is kept, and stop guessing."""
+    requests = served(Controller([model(), NgramDrafter()]))
+    with pytest.raises(InvalidConfig, match="name one drafter"):
+        observed(requests, Asked(PROMPTS, GREEDY, 3))
 
 
 def test_no_text_is_refused() -> None:
