@@ -106,7 +106,7 @@ class HeadObjective(ABC):
         return torch.cat(rows)
 
     def _read(
-        self, tokens_BT: Tensor, taps: Sequence[int], kept_M: Tensor | None = None
+        self, tokens_BT: Tensor, taps: tuple[int, ...], kept_M: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """The target's states behind some layers, and its logits of some tokens or all, by rows."""
         size, target = tokens_BT.shape[1], self._target
