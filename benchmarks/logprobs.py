@@ -36,7 +36,7 @@ class Drift:
 
 def drift(dtype: str, strict: bool, options: argparse.Namespace) -> Drift:
     """Plain decoding beside drafts of four tokens."""
-    llm = LLM.load("bundled", dtype=dtype, strict=strict, compile=False)
+    llm = LLM.load("bundled", "draft", dtype=dtype, strict=strict, compile=False)
     prompts = eval_prompts("code")[: options.prompts]
     params = SamplingParams(temperature=0, max_tokens=options.tokens, logprobs=0, ignore_eos=True)
     plain, drafted = (llm.generate(prompts, params, depth=depth) for depth in (0, None))

@@ -27,7 +27,7 @@ def resident():
 started = time.perf_counter()
 from outrider import LLM, SamplingParams
 imported, before, used = time.perf_counter(), resident(), time.process_time()
-llm = LLM.load("bundled", compile=False)
+llm = LLM.load("bundled", "draft", compile=False)
 loaded = time.perf_counter()
 deltas = llm.stream("def fibonacci(n):", SamplingParams(temperature=0, max_tokens=64))
 next(deltas)
