@@ -161,12 +161,12 @@ class Chooser:
         b = min(able, key=lambda one: view.unread(arm, one))
         level_s = known.level_s(arm, 1, times)
         reading_s = view.unread(arm, b) * known.token_s(arm, level_s, times)
-        cost_s = SAMPLE_DEPTH * level_s + reading_s
+        depth = min(SAMPLE_DEPTH, view.caps[b])
+        cost_s = depth * level_s + reading_s + times.target_s(depth) - times.plain_s
         if cost_s > known.budget_s:
             return None
         known.budget_s -= cost_s
         known.due[arm] = known.now + SAMPLE_EVERY
-        depth = min(SAMPLE_DEPTH, view.caps[b])
         lengths = tuple(depth if one == b else 0 for one in range(len(view.texts)))
         expected_s = times.plain_s + cost_s
         plan = Plan(arm, depth, len(view.texts) / expected_s, expected_s, lengths)
