@@ -127,8 +127,7 @@ class Chooser:
                 book.drift(text.key)
             unread = view.unread(arm, b)
             if unread > self._settings.max_depth + 2:
-                # Spread over the rounds that are left, of two tokens each.
-                reading_s += unread * token_s * min(1.0, 2.0 / known.left(text))
+                reading_s += unread * token_s / known.left(text)
             classes[book.cell(text.key), view.caps[b]] += 1
         most = max(view.caps, default=0)
         return Drawing(
