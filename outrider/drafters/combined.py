@@ -21,6 +21,7 @@ from outrider.errors import InvalidConfig, UnsupportedModel
 from outrider.models.base import Target
 from outrider.sequence import Sequence
 from outrider.tree import TokenTree
+from outrider.types import StageTimes
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -114,6 +115,11 @@ class SeveralDrafters(Drafter):
         """Tells all of them."""
         for drafter in self.drafters:
             drafter.commit(text, accepted)
+
+    def timed(self, texts: Sequenced[Sequence], times: StageTimes) -> None:
+        """Tells all of them."""
+        for drafter in self.drafters:
+            drafter.timed(texts, times)
 
     def discard(self, text: Sequence) -> None:
         """Tells all of them."""
