@@ -70,6 +70,7 @@ class Controller(SeveralDrafters):
         if not drafters:
             raise InvalidConfig("no drafters to choose among; drafter='none' decodes plainly")
         super().__init__(drafters)
+        self.by_clock = True
         self.name = ",".join(drafter.name for drafter in drafters) if name is None else name
         self.settings = settings or ControlSettings()
         self.settings.check_fallback(tuple(drafter.name for drafter in drafters))

@@ -48,7 +48,9 @@ class Knowledge:
         self._num_output = 64.0
         self._timed = False
         self.now = 0
-        kinds = (None, *range(len(drafters)))
+        kinds: list[int | None] = list(range(len(drafters)))
+        if any(drafter.certain for drafter in drafters):
+            kinds.append(None)
         self.budgets: dict[int | None, float] = dict.fromkeys(kinds, 0.0)
         self._wanted = dict(self.budgets)
         self.guards: dict[tuple[int | None, int, str | None], Guard] = {}

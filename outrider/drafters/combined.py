@@ -52,6 +52,7 @@ class SeveralDrafters(Drafter):
         self.drafters = tuple(drafters)
         self.trusted = any(drafter.trusted for drafter in drafters)
         self.certain = all(drafter.certain for drafter in drafters)
+        self.by_clock = any(drafter.by_clock for drafter in drafters)
         self.wants_rows = any(drafter.wants_rows for drafter in drafters)
         self.taps = tuple(sorted({layer for drafter in drafters for layer in drafter.taps}))
 
