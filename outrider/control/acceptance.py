@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from collections.abc import Sequence as Sequenced
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -59,17 +58,6 @@ class Acceptance:
         """With one more round: its first `kept` tokens of up to `asked` were kept."""
         counts = Counts(self)
         counts.saw(kept, asked)
-        return counts.record()
-
-    def saw_rates(self, rates: Sequenced[float]) -> Acceptance:
-        """With one more round of which each position's chance is known, as `1 - TV(p, q)` is.
-
-        This is the full-information estimate: a drafter's laws beside the target's along a
-        trajectory say what it would have kept, whoever drafted. A position counts as far as the
-        ones before it would have been kept.
-        """
-        counts = Counts(self)
-        counts.saw_rates(rates)
         return counts.record()
 
     def conditional(self, depth: int) -> list[float]:
@@ -135,22 +123,6 @@ class Counts:
                 have += 1
             self._kept[i] = self._kept[i] * discount + (i < kept)
             self._reached[i] = self._reached[i] * discount + 1.0
-
-    def saw_rates(self, rates: Sequenced[float]) -> None:
-        """One more round of which each position's chance is known."""
-        self._survival = []
-        weight = 1.0
-        for i, rate in enumerate(rates):
-            if weight <= 0.0:
-                break
-            if i == len(self._kept):
-                self._kept.append(0.0)
-                self._reached.append(0.0)
-            # A position seen with little weight forgets little.
-            left = 1.0 - (1.0 - self._discount) * weight
-            self._kept[i] = self._kept[i] * left + weight * rate
-            self._reached[i] = self._reached[i] * left + weight
-            weight *= rate
 
     def conditional(self, depth: int) -> list[float]:
         """P(position i kept | those before it kept)."""

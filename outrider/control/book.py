@@ -74,6 +74,10 @@ class Book:
         self.drafted = self.drafted * left + offered
         self.kept = self.kept * left + kept
 
+    def idle(self, text: int) -> None:
+        """The drafter was asked and had nothing to say: that is bad luck of this text alone."""
+        self._luck[text] = (1.0 - LUCK_STEP) * self._luck.get(text, self._overall)
+
     def drift(self, text: int) -> None:
         """A round without a draft: what was bad luck with the text is forgotten, little by little.
 

@@ -8,22 +8,21 @@ from collections.abc import Sequence as Sequenced
 from outrider.control import plans
 from outrider.control.knowledge import Knowledge
 from outrider.control.plans import Class, Drawing, Plan, Times
-from outrider.control.rounds import Choice, View
+from outrider.control.rounds import Choice, Stake, View
 from outrider.control.settings import ControlSettings
 from outrider.drafters.base import Drafter
 
 HYSTERESIS = 1.03
 """Another drafter must promise so much more than the one at work."""
-PLAIN_AT_FIRST = 2
-"""Plain rounds that are timed before anything else; of another class of rounds one is."""
-PLAIN_EVERY = 256
-"""Rounds with drafts after which a plain one is timed again."""
 SAMPLE_EVERY = 12
 """Rounds between two samples of a drafter; none where the last one was kept whole."""
+LOOK_AGAIN = 4
+"""Rounds after which it is looked anew whether a sample can be afforded."""
 SAMPLE_DEPTH = 2
 
 NOTHING = Plan(None, 0, 0.0, 0.0)
 TIMED = "plain decoding is timed"
+UNTIMED = "prompts are read, and nothing is timed yet"
 MOST = "it promises most tokens a second"
 HELD = "nobody promises clearly more"
 PLAIN = "nobody promises more than plain decoding"
@@ -55,8 +54,10 @@ class Chooser:
     def choose(self, view: View) -> Choice:
         """The plan, and why."""
         times = view.times
-        if times is None or (view.clean and self._to_be_timed(view)):
+        if view.clean and self._known.plain_due(len(view.texts), view.context):
             return Choice(NOTHING, TIMED)
+        if times is None:
+            return Choice(NOTHING, UNTIMED)
         found = self._alternatives(view, times)
         best, why = plans.plain(times), PLAIN
         for one in found:
@@ -71,27 +72,25 @@ class Chooser:
                 if one.arm == (None if self._fallback in self._certain else self._fallback):
                     best, why = one, FALLBACK
         self._at_work = best.arm
-        if view.clean and best.arm is None:
-            sample = self._sample(view, times)
-            if sample is not None:
-                return sample
-        return Choice(best, why)
+        sample = self._sample(view, times, found, best) if view.clean else None
+        return Choice(best, why) if sample is None else sample
 
-    def _to_be_timed(self, view: View) -> bool:
-        """Whether plain decoding of rounds like this one was timed too seldom, or too long ago."""
-        known = self._known
-        least = 1 if known.plain_at else PLAIN_AT_FIRST
-        few = known.num_plain(len(view.texts), view.context) < least
-        return few or known.now - known.plain_at >= PLAIN_EVERY
+    def serves(self, arm: int, rule: str) -> bool:
+        """Whether enough of a drafter's tokens was kept lately; the fallback is not asked."""
+        least = self._settings.min_acceptance_rate
+        if not least or arm == self._fallback:
+            return True
+        rate = self._known.rate(arm, rule)
+        return rate is None or rate >= least
 
     def _alternatives(self, view: View, times: Times) -> list[Plan]:
         """The best plan of each kind that is allowed now."""
         found: list[Plan | None] = []
-        if any(view.offers) and self._allowed(None, view.rule):
+        if any(view.offers) and self._allowed(None, view):
             chances = [() if offer is None else offer.survival for offer in view.offers]
             found.append(plans.certain(times, chances))
         for arm in self._weighed(view):
-            if self._allowed(arm, view.rule):
+            if self._allowed(arm, view) and self.serves(arm, view.rule):
                 found.append(plans.drawn(times, self._drawing(arm, view, times)))
         return [one for one in found if one is not None]
 
@@ -100,17 +99,10 @@ class Chooser:
         trees = view.trees is not None and view.max_certain > 0
         return [arm for arm, one in enumerate(self._drafters) if trees or not one.certain]
 
-    def _allowed(self, arm: int | None, rule: str) -> bool:
-        """Whether the guard and the least acceptance rate let a choice through; None = look-ups."""
-        if self._fallback is not None and self._fallback in (
-            self._certain if arm is None else [arm]
-        ):
-            return True
-        known, least = self._known, self._settings.min_acceptance_rate
-        if not known.guards[arm].allows(known.now):
-            return False
-        rate = known.rate(self._certain if arm is None else [arm], rule) if least else None
-        return rate is None or rate >= least
+    def _allowed(self, arm: int | None, view: View) -> bool:
+        """Whether the guard lets a choice through; None = look-ups."""
+        exempt = self._certain if arm is None else [arm]
+        return self._fallback in exempt or self._known.allows(arm, view)
 
     def _drawing(self, arm: int, view: View, times: Times) -> Drawing:
         """A drafter as it stands for the texts that it could draft for."""
@@ -125,6 +117,8 @@ class Chooser:
                 continue
             if arm != self._at_work:
                 book.drift(text.key)
+            if not known.allows_text(arm, text.key):
+                continue
             unread = view.unread(arm, b)
             if unread > self._settings.max_depth + 2:
                 reading_s += unread * token_s / known.left(text)
@@ -149,24 +143,55 @@ class Chooser:
         nodes = view.max_certain if self._drafters[arm].certain else view.trees.nodes
         return [min(nodes, view.trees.width * level) for level in range(most + 1)]
 
-    def _sample(self, view: View, times: Times) -> Choice | None:
-        """A short draft for one text by a drafter not chosen, where the budget has it."""
+    def _sample(
+        self, view: View, times: Times, found: Sequenced[Plan], best: Plan
+    ) -> Choice | None:
+        """A trial of who was not chosen, where the budget has what it is expected to lose."""
         known = self._known
+        taken = {one.arm: one for one in found}.get(None)
         able = [b for b in range(len(view.texts)) if view.can_draw(b)]
-        due = [arm for arm in self._weighed(view) if known.due[arm] <= known.now]
-        if not able or not due:
-            return None
-        arm = min(due, key=lambda one: known.due[one])
+        for kind in (None, *self._weighed(view)):
+            chosen = best.depth > 0 and kind == best.arm
+            if (
+                chosen
+                or known.due.get(kind, 0) > known.now
+                or not (taken if kind is None else able)
+            ):
+                continue
+            known.due[kind] = known.now + LOOK_AGAIN
+            plan = taken if kind is None else self._trial(kind, view, times, able, best, taken)
+            assert plan is not None
+            lost_s = plan.expected_s * (1.0 - plan.rate_tok_s / best.rate_tok_s)
+            if known.afford(kind, max(0.0, lost_s)):
+                stake = Stake(max(0.0, lost_s), best.rate_tok_s)
+                known.due[kind] = known.now + SAMPLE_EVERY
+                return Choice(plan, SAMPLED, stake)
+        return None
+
+    def _trial(
+        self,
+        arm: int,
+        view: View,
+        times: Times,
+        able: Sequenced[int],
+        best: Plan,
+        taken: Plan | None,
+    ) -> Plan:
+        """A short draft for one text; the others have what certain drafters offer them."""
+        known = self._known
         b = min(able, key=lambda one: view.unread(arm, one))
+        depth = min(SAMPLE_DEPTH, view.caps[b])
+        own = best if best.arm is None else taken
+        lengths = list(own.lengths) if own is not None else []
+        lengths = lengths or [0] * len(view.texts)
+        lengths[b] = 0
+        tokens = float(len(view.texts))
+        for offer, length in zip(view.offers, lengths, strict=True):
+            tokens += sum(offer.survival[:length]) if offer is not None else 0.0
+        book = known.book(arm, view.rule, trees=view.trees is not None)
+        tokens += sum(book.survival(view.texts[b].key, depth)[:depth])
+        lengths[b] = depth
         level_s = known.level_s(arm, 1, times)
         reading_s = view.unread(arm, b) * known.token_s(arm, level_s, times)
-        depth = min(SAMPLE_DEPTH, view.caps[b])
-        cost_s = depth * level_s + reading_s + times.target_s(depth) - times.plain_s
-        if cost_s > known.budget_s:
-            return None
-        known.budget_s -= cost_s
-        known.due[arm] = known.now + SAMPLE_EVERY
-        lengths = tuple(depth if one == b else 0 for one in range(len(view.texts)))
-        expected_s = times.plain_s + cost_s
-        plan = Plan(arm, depth, len(view.texts) / expected_s, expected_s, lengths)
-        return Choice(plan, SAMPLED, sample=True)
+        expected_s = times.target_s(sum(lengths)) + depth * level_s + reading_s
+        return Plan(arm, depth, tokens / expected_s, expected_s, tuple(lengths), b)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Sequenced
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +31,8 @@ from outrider.sequence import Sequence
 from outrider.types import StageTimes
 
 READ_AHEAD = 512
-"""A text of which a drafter has to read more than this is read in the engine's chunks first."""
+"""A text of which a drafter has to read more than this is left to the engine for a step, which
+reads it in chunks where that is more than one."""
 SCORED = 4
 """Tokens of a certain draft that is not taken which are compared with what came."""
 SURE = 0.9
@@ -68,6 +70,7 @@ class Controller(SeveralDrafters):
         if not drafters:
             raise InvalidConfig("no drafters to choose among; drafter='none' decodes plainly")
         super().__init__(drafters)
+        self.by_clock = True
         self.name = ",".join(drafter.name for drafter in drafters) if name is None else name
         self.settings = settings or ControlSettings()
         self.settings.check_fallback(tuple(drafter.name for drafter in drafters))
@@ -89,7 +92,8 @@ class Controller(SeveralDrafters):
                 "seconds": tally.seconds,
                 "reasons": dict(tally.reasons),
             }
-            for name, tally in self._known.tallies.items()
+            # The engine's thread may add to both meanwhile.
+            for name, tally in list(self._known.tallies.items())
         }
 
     def never_asked(self) -> tuple[str, ...]:
@@ -135,6 +139,7 @@ class Controller(SeveralDrafters):
         done, self._round = self._round, None
         if done is not None:
             self._known.over(done, times)
+        super().timed(texts, times)
 
     def discard(self, text: Sequence) -> None:
         """The round teaches nothing."""
@@ -157,9 +162,9 @@ class Controller(SeveralDrafters):
     def _view(self, texts: Sequenced[Sequence], caps: list[int], draws: RoundDraws) -> View:
         """The round as it stands, before anything is drawn."""
         states = [self._state(text) for text in texts]
-        clean = all(state.rounds for state in states)
+        prompt_rows = 0
         for text, state in zip(texts, states, strict=True):
-            state.rounds += 1
+            prompt_rows += 0 if state.rounds else text.num_prompt - 1
             if state.pending:
                 self._known.compare(text, state, 1 / len(texts))
         context = context_class(sum(len(text.tokens) for text in texts) // len(texts))
@@ -171,8 +176,8 @@ class Controller(SeveralDrafters):
             context=context,
             trees=draws.trees,
             max_certain=draws.max_certain,
-            clean=clean,
-            times=self._known.times(len(texts), context, sum(caps)),
+            prompt_rows=prompt_rows,
+            times=self._known.times(len(texts), context, _most_rows(caps, draws)),
             offers=self._offers(texts, caps, draws),
         )
 
@@ -188,6 +193,7 @@ class Controller(SeveralDrafters):
             if not drafter.certain:
                 continue
             draft = drafter.propose(texts, caps, draws)
+            serves = self._chooser.serves(arm, texts[0].rule)
             book = self._known.book(arm, texts[0].rule, trees=False)
             rows = draft.tree.tokens_BN.tolist()
             parts = None if draft.part_BN is None else draft.part_BN.tolist()
@@ -197,7 +203,8 @@ class Controller(SeveralDrafters):
                 key, tokens = texts[b].key, rows[b][:count]
                 cell = book.cell(key, count)
                 survival = book.counts(cell).survival(count)[:count]
-                if best[b] is None or sum(survival) > worth[b]:
+                able = serves and self._known.allows_text(None, key)
+                if able and (best[b] is None or sum(survival) > worth[b]):
                     worth[b] = sum(survival)
                     named = [0] * count if parts is None else parts[b][:count]
                     names = [self._first[arm] + part for part in named]
@@ -211,7 +218,8 @@ class Controller(SeveralDrafters):
         """The draft of the plan."""
         plan, num = current.plan, len(current.view.texts)
         if plan.depth == 0 or plan.arm is None:
-            self._reading.clear()
+            for text in current.view.texts:
+                self._reading.pop(text.key, None)
             return self._taken(current, plan.lengths if plan.depth else [0] * num, draws)
         depths, lengths = self._shared_out(current, plan.arm)
         drawn = self._drawn(current, plan.arm, depths, draws)
@@ -247,18 +255,24 @@ class Controller(SeveralDrafters):
         depths, lengths = [0] * len(view.texts), [0] * len(view.texts)
         book = self._known.book(arm, view.rule, trees=view.trees is not None)
         for b, text in enumerate(view.texts):
-            depth = min(view.caps[b], plan.lengths[b] if plan.lengths else plan.depth)
-            if depth < 1 or not view.can_draw(b):
+            if plan.only is not None and b != plan.only:
+                lengths[b] = plan.lengths[b]
+                continue
+            depth = min(view.caps[b], plan.depth)
+            able = plan.only == b or self._known.allows_text(arm, text.key)
+            if depth < 1 or not view.can_draw(b) or not able:
                 continue
             cell, offer = book.cell(text.key), view.offers[b]
-            if offer is not None and not current.choice.sample:
+            if offer is not None and plan.only is None:
                 drawn = book.counts(cell).survival(depth)[:depth]
                 if sum(offer.survival[:depth]) >= sum(drawn):
                     lengths[b] = min(depth, len(offer.tokens))
                     continue
+            told = self._reading.get(text.key) == arm
             self._reading[text.key] = arm
-            if self.drafters[arm].unread(text) > READ_AHEAD:
-                # The engine reads it in chunks, between other texts' rounds.
+            if not told and self.drafters[arm].unread(text) > READ_AHEAD:
+                # If that is more than a chunk it is read in chunks, between other texts' rounds.
+                current.waiting = True
                 continue
             depths[b] = current.asked[b] = depth
             current.served[b], current.cells[b] = arm, cell
@@ -269,11 +283,13 @@ class Controller(SeveralDrafters):
     def _drawn(self, current: Round, arm: int, depths: list[int], draws: RoundDraws) -> Draft:
         """The chosen drafter's draft."""
         drafter = self.drafters[arm]
+        sure: AbstractContextManager[None] = nullcontext()
         if isinstance(drafter, ModelDrafter):
-            drafter.confidence = self._confidence(current, arm)
-        started = self._clock()
-        draft = drafter.propose(current.view.texts, depths, draws)
-        seconds = self._clock() - started
+            sure = drafter.at_least(self._confidence(current, arm))
+        with sure:
+            started = self._clock()
+            draft = drafter.propose(current.view.texts, depths, draws)
+            seconds = self._clock() - started
         current.levels = draft.tree.depth
         self._known.drafted(current, seconds)
         part_BN = draft.part_BN
@@ -288,9 +304,17 @@ class Controller(SeveralDrafters):
         token that stops the draft stays in it.
         """
         view, plan = current.view, current.plan
-        if view.rule != "greedy" or view.times is None or current.choice.sample:
+        if view.rule != "greedy" or view.times is None or plan.only is not None:
             return 0.0
         num = len(view.texts)
         row_s = view.times.target_s(num * (plan.depth + 1)) - view.times.target_s(num * plan.depth)
         level_s = self._known.level_s(arm, num, view.times)
         return min(SURE, plan.rate_tok_s / num * (level_s + row_s))
+
+
+def _most_rows(caps: Sequenced[int], draws: RoundDraws) -> int:
+    """Rows that may be drafted in all."""
+    if draws.trees is None:
+        return sum(caps)
+    nodes, width = max(draws.trees.nodes, draws.max_certain), draws.trees.width
+    return sum(min(nodes, width * cap) for cap in caps)

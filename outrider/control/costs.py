@@ -5,6 +5,7 @@ Nothing here times anything: `outrider.control.measure` fills these records, the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Sequenced
 from dataclasses import asdict, dataclass, field
@@ -12,6 +13,7 @@ from itertools import groupby, pairwise
 from statistics import median
 from typing import Any
 
+from outrider.config import check_whole, shown
 from outrider.errors import InvalidConfig
 
 FORMAT = 1
@@ -27,12 +29,23 @@ class ForwardCost:
         rows: rows of all texts, each with its logits.
         context: tokens each text has in the cache, in the mean.
         seconds: the median of what was measured.
+
+    Raises:
+        InvalidConfig: numbers that no forward has.
     """
 
     texts: int
     rows: int
     context: int
     seconds: float
+
+    def __post_init__(self) -> None:
+        check_whole("texts", self.texts, 1)
+        check_whole("rows", self.rows, 1)
+        check_whole("context", self.context, 0)
+        _check_seconds("seconds", self.seconds)
+        if self.seconds == 0:
+            raise InvalidConfig("seconds=0: a forward takes time; measure it with a finer clock")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +57,19 @@ class DraftCost:
         level_s: of each level of the tree, or token of the chain, for one text.
         node_s: of each further node of a level: of more texts, or of siblings.
         prompt_token_s: of each token of a text that the drafter has not read yet.
+
+    Raises:
+        InvalidConfig: seconds that are none.
     """
 
     round_s: float = 0.0
     level_s: float = 0.0
     node_s: float = 0.0
     prompt_token_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("round_s", "level_s", "node_s", "prompt_token_s"):
+            _check_seconds(name, getattr(self, name))
 
     def seconds(self, levels: int, nodes: int | None = None) -> float:
         """Of so many levels with so many nodes in all; a single chain where nodes are not given."""
@@ -71,7 +91,7 @@ class Costs:
         verify_row_s: the same for each drafted row more.
 
     Raises:
-        InvalidConfig: no forward at all.
+        InvalidConfig: no forward at all; seconds that are none.
     """
 
     forwards: tuple[ForwardCost, ...]
@@ -83,6 +103,8 @@ class Costs:
     def __post_init__(self) -> None:
         if not self.forwards:
             raise InvalidConfig("costs without a forward of the target; measure at least one")
+        for name in _REST:
+            _check_seconds(name, getattr(self, name))
 
     def score_s(self, rows: int, texts: int = 1, context: int = 0) -> float:
         """Seconds of the target's forward of `rows` rows in all.
@@ -153,6 +175,13 @@ class Costs:
 
 
 _REST = ("prompt_token_s", "verify_text_s", "verify_row_s")
+
+
+def _check_seconds(name: str, value: object) -> None:
+    """Refuses what is no time."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not (number and 0 <= value < math.inf):
+        raise InvalidConfig(f"{name}={shown(value)}: seconds are due, a number from 0")
 
 
 def along(points: Iterable[tuple[float, float]], x: float) -> float:

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 STEP = 0.1
 """Share of the ledger that the last round makes."""
-ENOUGH = 8
-"""Rounds before a verdict."""
-MARGIN = 0.02
-"""Of the time spent, that may be lost without a pause."""
+ENOUGH, ENOUGH_OF_TEXT = 8, 16
+MARGIN, MARGIN_OF_TEXT = 0.02, 0.1
+"""A single text's rounds scatter more than those of all."""
 SHORTEST, LONGEST = 32, 512
 """Rounds of a pause; each that follows another is twice as long."""
 SLOWEST = 2.0
@@ -19,8 +18,15 @@ machine is no fault of the drafter's."""
 
 @dataclass(slots=True)
 class Guard:
-    """The ledger of one choice: time saved against plain decoding's measured time per token."""
+    """The ledger of one choice: time saved against plain decoding's measured time per token.
 
+    Attributes:
+        enough: rounds before a verdict.
+        margin: of the time spent, that may be lost without a pause.
+    """
+
+    enough: int = ENOUGH
+    margin: float = MARGIN
     saved_s: float = 0.0
     spent_s: float = 0.0
     rounds: int = 0
@@ -34,15 +40,15 @@ class Guard:
         self.saved_s += STEP * (plain_s - took_s - self.saved_s)
         self.spent_s += STEP * (took_s - self.spent_s)
         self.rounds += 1
-        if self.rounds < ENOUGH:
+        if self.rounds < self.enough:
             return
-        if self.saved_s < -MARGIN * self.spent_s:
+        if self.saved_s < -self.margin * self.spent_s:
             self.paused_until = now + self.pause
             self.pause = min(LONGEST, 2 * self.pause)
             self.num_pauses += 1
             self.saved_s = self.spent_s = 0.0
             self.rounds = 0
-        elif self.rounds >= 4 * ENOUGH:
+        elif self.rounds >= 4 * self.enough:
             self.pause = SHORTEST
 
     def allows(self, now: int) -> bool:

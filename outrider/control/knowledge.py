@@ -6,10 +6,10 @@ from collections.abc import Sequence as Sequenced
 
 from outrider.control.book import Book
 from outrider.control.costs import Costs
-from outrider.control.guard import Guard
+from outrider.control.guard import ENOUGH_OF_TEXT, MARGIN_OF_TEXT, SLOWEST, Guard
 from outrider.control.live import LiveDraft, LiveRounds
 from outrider.control.plans import Times
-from outrider.control.rounds import Round, State, Tally, View
+from outrider.control.rounds import FEW, Round, State, Tally, View
 from outrider.drafters.base import Drafter
 from outrider.sequence import Sequence
 from outrider.types import StageTimes
@@ -17,8 +17,13 @@ from outrider.types import StageTimes
 BUDGET = 0.02
 """Share of the time that samples of drafters not chosen may take."""
 SAVED_UP = 30
-"""Rounds of which the share may be saved up, beside one round whole."""
-SHORT = (32, 512)
+"""Rounds of which the share may be saved up, beside one round whole; or what the sample costs."""
+PLAIN_AT_FIRST = 2
+"""Plain rounds that are timed before anything else; of another kind of rounds one is."""
+PLAIN_AGAIN = (8, 256)
+"""Rounds after which a plain one is timed again, at first and, doubled each time, at last."""
+WAITING = "who promises most has to read the text first"
+SHORT = (FEW, 512)
 """Prompts whose reading in a round tells what a token takes: neither noise nor read ahead."""
 
 
@@ -27,10 +32,10 @@ class Knowledge:
 
     Attributes:
         now: number of the round under way.
-        plain_at: the last round in which plain decoding was timed; 0 = never.
-        budget_s: seconds that samples may take.
-        guards: the ledger of each drafter that draws, and of certain drafters together (None).
-        due: the first round in which a drafter is to be sampled again.
+        budgets: seconds that samples may lose, of each drafter that draws, and of certain drafters
+            together (None).
+        guards: a ledger of each of these with about so many texts under one rule, and with a text.
+        due: the first round in which it is looked whether to sample.
         tallies: by the names of who drafted.
     """
 
@@ -41,11 +46,15 @@ class Knowledge:
         self._offered: list[list[float]] = [[] for _ in drafters]
         self._books: dict[tuple[int, str, bool], Book] = {}
         self._num_output = 64.0
-        self.now = self.plain_at = 0
-        self.budget_s = 0.0
-        self.guards: dict[int | None, Guard] = {None: Guard()}
-        self.guards |= {arm: Guard() for arm in range(len(drafters))}
-        self.due = [0] * len(drafters)
+        self._timed = False
+        self.now = 0
+        kinds: list[int | None] = list(range(len(drafters)))
+        if any(drafter.certain for drafter in drafters):
+            kinds.append(None)
+        self.budgets: dict[int | None, float] = dict.fromkeys(kinds, 0.0)
+        self._wanted = dict(self.budgets)
+        self.guards: dict[tuple[int | None, int, str | None], Guard] = {}
+        self.due: dict[int | None, int] = dict.fromkeys(kinds, 0)
         self.tallies: dict[str, Tally] = {}
 
     def book(self, arm: int, rule: str, *, trees: bool) -> Book:
@@ -55,10 +64,37 @@ class Knowledge:
             found = self._books[arm, rule, trees] = Book()
         return found
 
-    def rate(self, arms: Sequenced[int], rule: str) -> float | None:
-        """The share of some drafters' tokens that was kept lately, the best one's."""
-        books = (book for (arm, own, _), book in self._books.items() if arm in arms and own == rule)
+    def rate(self, arm: int, rule: str) -> float | None:
+        """The share of a drafter's tokens that was kept lately."""
+        books = (book for (one, own, _), book in self._books.items() if one == arm and own == rule)
         return max((book.rate for book in books if book.rate is not None), default=None)
+
+    def allows(self, arm: int | None, view: View) -> bool:
+        """Whether the ledger of a choice in rounds like this one lets it through."""
+        found = self.guards.get((arm, len(view.texts).bit_length(), view.rule))
+        return found is None or found.allows(self.now)
+
+    def allows_text(self, arm: int | None, key: int) -> bool:
+        """Whether the text's own ledger does."""
+        found = self.guards.get((arm, key, None))
+        return found is None or found.allows(self.now)
+
+    def afford(self, kind: int | None, lost_s: float) -> bool:
+        """Takes what a sample may lose from the budget; where that is too little, it is saved."""
+        self._wanted[kind] = lost_s
+        if lost_s > self.budgets[kind]:
+            return False
+        self.budgets[kind] -= lost_s
+        return True
+
+    def plain_due(self, num_texts: int, context: int) -> bool:
+        """Whether plain decoding of rounds like these was timed too seldom, or too long ago."""
+        count, at = self._live.plain_seen(num_texts, context)
+        if count < (1 if self._timed else PLAIN_AT_FIRST):
+            return True
+        self._timed = True
+        first, last = PLAIN_AGAIN
+        return self.now - at >= min(last, first << min(count - 1, 16))
 
     def offered(self, arm: int) -> Sequenced[float]:
         """P(level i is drafted | so many levels are asked for)."""
@@ -67,20 +103,16 @@ class Knowledge:
     def times(self, num_texts: int, context: int, most: int) -> Times | None:
         """What rounds of up to `most` drafted tokens take; None before any was timed."""
         plain_s = self._live.plain_s(num_texts, context)
-        curve = self._live.curve(context, num_texts + most + 2)
+        curve = self._live.curve(num_texts, context, num_texts + most + 2)
         if plain_s is None or curve is None:
             return None
-        seen = max(self._live.most_rows(context) or 1, num_texts)
+        seen = max(self._live.most_rows(num_texts, context) or 1, num_texts)
         # A clock may be too coarse to see a round at all.
         return Times(num_texts, max(plain_s, 1e-9), curve, 2 * seen + 4)
 
-    def num_plain(self, num_texts: int, context: int) -> int:
-        """Plain rounds of about so many texts, with contexts of this class, that were timed."""
-        return self._live.plain_count(num_texts, context)
-
     def level_s(self, arm: int, num_texts: int, times: Times) -> float:
         """Seconds of a drafter's level."""
-        return self._drafts[arm].level_s(num_texts, times.plain_s)
+        return self._drafts[arm].level_s(num_texts, times.plain_s, self.now)
 
     def token_s(self, arm: int, level_s: float, times: Times) -> float:
         """Seconds of each token that a drafter has to read first."""
@@ -108,7 +140,7 @@ class Knowledge:
 
     def read_ahead(self, arm: int, tokens: int, seconds: float) -> None:
         """A drafter has read so many tokens of a text, in no round."""
-        self._drafts[arm].saw_prompt(tokens, seconds)
+        self._drafts[arm].saw_prompt(tokens, seconds, self.now)
 
     def drafted(self, done: Round, seconds: float) -> None:
         """A drafter that draws was at work for so long."""
@@ -119,36 +151,75 @@ class Knowledge:
         live = self._drafts[arm]
         # What the last round left unread goes with the first level; of a little more nothing tells.
         if done.unread > num * SHORT[0]:
-            beside = done.levels * live.level_s(num, times.plain_s)
-            live.saw_prompt(done.unread, seconds - beside)
+            beside = done.levels * live.level_s(num, times.plain_s, self.now)
+            live.saw_prompt(done.unread, seconds - beside, self.now)
         elif done.unread <= num * (done.plan.depth + 2):
-            live.saw(num, done.levels, seconds)
+            live.saw(num, done.levels, seconds, self.now)
 
     def over(self, done: Round, times: StageTimes) -> None:
         """A round is over."""
-        view = done.view
-        target_s = times.score_s + times.verify_s + times.commit_s
-        took_s = target_s + times.draft_s
-        self._count(done, took_s)
-        self._keep(done)
-        self.budget_s = min(self.budget_s + BUDGET * took_s, (SAVED_UP * BUDGET + 1) * took_s)
+        view, plan = done.view, done.plan
         num, rows = len(view.texts), sum(done.offered)
-        if not view.clean:
-            self._read(view, times)
-            return
+        target_s = times.score_s + times.verify_s + times.commit_s
+        self._count(done, target_s + times.draft_s)
+        self._keep(done)
         plain_s = self._live.plain_s(num, view.context)
-        self._live.saw(num, num + rows, view.context, target_s)
-        if rows == 0:
-            self.plain_at = self.now
-        elif plain_s is not None and not done.choice.sample:
-            per_text = (num + sum(done.kept.values())) / num
-            self.guards[done.plan.arm].saw(
-                self.now, plain_s * per_text, took_s, max(done.plan.expected_s, plain_s)
-            )
+        if view.clean:
+            scored = num + rows + view.prompt_rows
+            plain = scored == num
+            self._live.saw(num, scored, view.context, target_s, self.now, plain=plain)
+        else:
+            self._read(view, times, plain_s)
+            target_s -= view.prompt_rows * (self._live.prompt_token_s or 0.0)
+        for state in view.states:
+            state.rounds += 1
+        if plain_s is None:
+            return
+        took_s = max(target_s, plain_s if not view.clean else 0.0) + times.draft_s
+        self._earn(done, took_s)
+        if (rows or plan.arm is not None) and done.choice.stake is None:
+            self._settle(done, plain_s, took_s)
+
+    def _earn(self, done: Round, took_s: float) -> None:
+        """What samples may lose grows by a share of the time; one gives back what it did not."""
+        share = BUDGET / len(self.budgets)
+        for kind, saved_s in self.budgets.items():
+            most = max((SAVED_UP * BUDGET + 1) * took_s, self._wanted[kind])
+            self.budgets[kind] = min(saved_s + share * took_s, most)
+        stake = done.choice.stake
+        if stake is not None and not done.waiting:
+            made = len(done.view.texts) + sum(done.kept.values())
+            spent_s = min(took_s, SLOWEST * done.plan.expected_s)
+            lost_s = max(0.0, spent_s - made / stake.rate_tok_s)
+            self.budgets[done.plan.arm] += stake.lost_s - lost_s
+
+    def _settle(self, done: Round, plain_s: float, took_s: float) -> None:
+        """Into the ledgers: of all texts of the round, and of each that was drafted for."""
+        view, plan = done.view, done.plan
+        num, expected_s = len(view.texts), max(plan.expected_s, plain_s)
+        per_text = (num + sum(done.kept.values())) / num
+        key = (plan.arm, num.bit_length(), view.rule)
+        self.guards.setdefault(key, Guard()).saw(self.now, plain_s * per_text, took_s, expected_s)
+        rows = sum(done.offered)
+        if num == 1 or not rows:
+            return
+        own_s = plain_s / num
+        row_s = max(0.0, min(took_s, SLOWEST * expected_s) - plain_s) / rows
+        for text, arm, offered in zip(view.texts, done.served, done.offered, strict=True):
+            if arm is None or not offered:
+                continue
+            kind = None if arm != plan.arm else arm
+            found = self.guards.get((kind, text.key, None))
+            if found is None:
+                found = Guard(ENOUGH_OF_TEXT, MARGIN_OF_TEXT)
+                self.guards[kind, text.key, None] = found
+            spent_s = own_s + row_s * offered
+            gained_s = own_s * (1 + done.kept.get(text.key, 0))
+            found.saw(self.now, gained_s, spent_s, spent_s)
 
     def _keep(self, done: Round) -> None:
         """What was kept of whose tokens."""
-        view, sample = done.view, done.choice.sample
+        view, sample = done.view, done.choice.stake is not None
         for b, text in enumerate(view.texts):
             arm, asked, offered = done.served[b], done.asked[b], done.offered[b]
             if arm is None:
@@ -159,10 +230,14 @@ class Knowledge:
                 book.saw(text.key, done.cells[b], kept, offered, part=view.part)
                 continue
             levels = min(asked, offered)
+            if not levels:
+                # A text it cannot draft for says nothing of others.
+                book.idle(text.key)
+                continue
             self._offer(arm, asked, levels)
             part = 1.0 if sample else view.part
             book.saw(text.key, done.cells[b], kept, levels, asked, part=part)
-            if sample and levels and kept == levels:
+            if sample and kept == levels:
                 # Another one at once: it may pay again.
                 self.due[arm] = self.now
 
@@ -172,22 +247,23 @@ class Knowledge:
         for i in range(asked):
             shares[i] += 0.1 * ((levels > i) - shares[i])
 
-    def _read(self, view: View, times: StageTimes) -> None:
+    def _read(self, view: View, times: StageTimes, plain_s: float | None) -> None:
         """What a token of a prompt takes."""
-        fresh = zip(view.texts, view.states, strict=True)
-        tokens = sum(text.num_prompt for text, state in fresh if state.rounds == 1)
-        if SHORT[0] <= tokens <= SHORT[1]:
-            seconds, known = times.score_s / tokens, self._live.prompt_token_s
+        if view.prompt_rows <= SHORT[1]:
+            beside = 0.0 if plain_s is None else plain_s
+            seconds = max(0.0, times.score_s - beside) / view.prompt_rows
+            known = self._live.prompt_token_s
             self._live.prompt_token_s = seconds if known is None else 0.7 * known + 0.3 * seconds
 
     def _count(self, done: Round, took_s: float) -> None:
         names = {self._names[arm] for arm in done.served if arm is not None}
-        tally = self.tallies.setdefault("+".join(sorted(names)) or "none", Tally())
+        tally = self.tallies.setdefault(" and ".join(sorted(names)) or "none", Tally())
         tally.rounds += 1
         tally.levels += max(done.offered, default=0)
         tally.tokens += len(done.view.texts) + sum(done.kept.values())
         tally.seconds += took_s
-        tally.reasons[done.choice.why] = tally.reasons.get(done.choice.why, 0) + 1
+        why = WAITING if done.waiting and not names else done.choice.why
+        tally.reasons[why] = tally.reasons.get(why, 0) + 1
 
     def close(self, text: Sequence) -> None:
         """A text is over, or begins anew."""
@@ -195,3 +271,5 @@ class Knowledge:
             self._num_output += 0.1 * (text.num_output - self._num_output)
         for book in self._books.values():
             book.close(text.key)
+        for kind in self.budgets:
+            self.guards.pop((kind, text.key, None), None)

@@ -1,46 +1,81 @@
-"""What rounds take here and now: medians of the last few, which no single slow round turns."""
+"""What rounds take here and now: low medians of the last few, believed once there are three.
+
+Noise is slow, never fast. So of one or two values the least counts, a first slow one is bounded by
+what was to be expected, and what more rows took is a bound for fewer.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from statistics import median
+from collections.abc import Callable
+from statistics import median, median_low
 
 import numpy as np
 
 from outrider.control.costs import Costs
 
 REMEMBERED = 7
+AGE = 512
+"""Rounds after which a value is dropped when there is a newer one, and a cell is one value less
+certain when there is none."""
+BELIEVED = 3
+"""Values from which on they are taken at their word."""
+DOUBT = 3.0
+"""A single value is worth at most so many times what was expected, two this often as much."""
+SPREAD = 1.25
+"""Fewer rows cost at most so many times what more rows took: four may be faster than one."""
 ROW_SHARE = 0.01
 """What a further row is taken to cost, of a round of one row, before it was measured: little, so
 that it is tried and then known."""
 CONTEXT = 512
 """Contexts up to this length are of one class; then each doubling makes a class."""
+USUAL = 4
+"""Levels over which what a drafter takes in any round is spread."""
 EVERY = 8
 """Rounds after which the curve is drawn anew."""
 
 
 class Recent:
-    """The median of the last few values; asked for often, made when one was added."""
+    """The last few values and the rounds they are of; asked for often, worked out when one comes.
 
-    __slots__ = ("_last", "_median", "count")
+    Attributes:
+        count: values there ever were.
+        at: the round of the last one.
+    """
+
+    __slots__ = ("_last", "_value", "at", "count")
 
     def __init__(self) -> None:
-        self._last: deque[float] = deque(maxlen=REMEMBERED)
-        self._median: float | None = None
-        self.count = 0
+        self._last: deque[tuple[int, float]] = deque(maxlen=REMEMBERED)
+        self._value: float | None = None
+        self.count = self.at = 0
 
-    def add(self, value: float) -> None:
-        """One more."""
-        self._last.append(value)
-        self._median = None
+    def add(self, value: float, now: int) -> None:
+        """One more; those of long ago are forgotten."""
+        while self._last and now - self._last[0][0] > AGE:
+            self._last.popleft()
+        self._last.append((now, value))
+        self._value = None
         self.count += 1
+        self.at = now
 
     @property
     def value(self) -> float:
-        """The median; only once there is a value."""
-        if self._median is None:
-            self._median = median(self._last)
-        return self._median
+        """The low median, of few values the least; only once there is one."""
+        if self._value is None:
+            values = [value for _, value in self._last]
+            self._value = min(values) if len(values) <= BELIEVED else median_low(values)
+        return self._value
+
+    @property
+    def believed(self) -> bool:
+        """Whether there are enough."""
+        return len(self._last) >= BELIEVED
+
+    def worth(self, guess: float, now: int) -> float:
+        """The value, within what may be thought of few or old ones where `guess` was expected."""
+        trust = len(self._last) - (now - self.at) // AGE
+        return self.value if trust >= BELIEVED else min(self.value, guess * DOUBT ** max(0, trust))
 
 
 def context_class(tokens: int) -> int:
@@ -57,7 +92,9 @@ def _place(rows: int) -> int:
 
 
 class LiveRounds:
-    """Seconds of the target's part of a round (score, verify, commit), by rows and context.
+    """Seconds of the target's part of a round (score, verify, commit), by texts, rows and context.
+
+    A kind of rounds is a class of contexts and an octave of texts; each has its curve over rows.
 
     Args:
         costs: measured before; None where all comes from the rounds themselves.
@@ -65,96 +102,142 @@ class LiveRounds:
 
     def __init__(self, costs: Costs | None = None) -> None:
         self._costs = costs
-        self._plain: dict[tuple[int, int], Recent] = {}
-        self._all: dict[tuple[int, int], Recent] = {}
-        self._curves: dict[int, list[float]] = {}
+        self._plain: dict[tuple[int, int], dict[int, Recent]] = {}
+        self._cells: dict[tuple[int, int], dict[int, Recent]] = {}
+        self._curves: dict[tuple[int, int], list[float]] = {}
         self._since = 0
+        self._now = 0
         self.prompt_token_s: float | None = None if costs is None else costs.prompt_token_s
 
-    def saw(self, texts: int, rows: int, context: int, seconds: float) -> None:
-        """A round of `texts` texts scored `rows` rows in all."""
-        cell = (context, _place(rows))
-        self._all.setdefault(cell, Recent()).add(seconds)
-        if rows == texts:
-            self._plain.setdefault((context, _place(texts)), Recent()).add(seconds)
+    def saw(
+        self, texts: int, rows: int, context: int, seconds: float, now: int, *, plain: bool
+    ) -> None:
+        """Round `now`, of `texts` texts, scored `rows` rows in all; `plain`: one of each text."""
+        kind, self._now = (context, texts.bit_length()), now
+        cell = self._cells.setdefault(kind, {}).setdefault(_place(rows), Recent())
+        cell.add(seconds, now)
+        if plain:
+            own = self._plain.setdefault(kind, {})
+            own.setdefault(_place(texts), Recent()).add(seconds, now)
         self._since += 1
-        if self._since >= EVERY or self._all[cell].count <= 2:
+        if self._since >= EVERY or cell.count <= BELIEVED:
             self._since = 0
-            self._curves.pop(context, None)
+            self._curves.pop(kind, None)
 
-    def plain_count(self, texts: int, context: int) -> int:
-        """Plain rounds of about so many texts that were timed in this class of contexts."""
-        return sum(
-            found.count
-            for (own, num), found in self._plain.items()
-            if own == context and texts <= 2 * num <= 4 * texts
-        )
+    def plain_seen(self, texts: int, context: int) -> tuple[int, int]:
+        """Plain rounds of this kind that were timed, and the last one."""
+        own = self._plain.get((context, texts.bit_length()), {}).values()
+        return sum(one.count for one in own), max((one.at for one in own), default=0)
 
     def plain_s(self, texts: int, context: int) -> float | None:
         """Seconds of a plain round; None where none was ever timed, nor measured before."""
-        found = self._plain.get((context, _place(texts)))
-        if found is not None:
-            return found.value
-        curve = self.curve(context, texts)
-        return None if curve is None else curve[texts]
+        curve = self.curve(texts, context, texts)
+        found = self._plain.get((context, texts.bit_length()), {}).get(_place(texts))
+        if curve is None or found is None:
+            return None if curve is None else curve[texts]
+        return min(found.value, curve[texts])
 
-    def most_rows(self, context: int) -> int | None:
-        """The most rows of a round timed with contexts of this class, or measured before."""
-        seen = [place for own, place in self._all if own == context]
+    def most_rows(self, texts: int, context: int) -> int | None:
+        """The most rows of a round of this kind that was timed, or measured before."""
+        seen = list(self._cells.get((context, texts.bit_length()), ()))
         if self._costs is not None:
             seen += [one.rows for one in self._costs.forwards]
         return max(seen, default=None)
 
-    def curve(self, context: int, rows: int) -> list[float] | None:
+    def curve(self, texts: int, context: int, rows: int) -> list[float] | None:
         """Seconds by rows, at least up to `rows`; entry 0 is that of one row.
 
         Straight lines between the cells known, and never down.
         """
-        known = self._curves.get(context)
+        return self._curve((context, texts.bit_length()), rows)
+
+    def _curve(self, kind: tuple[int, int], rows: int) -> list[float] | None:
+        known = self._curves.get(kind)
         if known is None or len(known) <= rows:
-            known = self._drawn(context, max(rows, 64 if known is None else 2 * len(known)))
+            known = self._drawn(kind, max(rows, 64 if known is None else 2 * len(known)))
             if known is None:
                 return None
-            self._curves[context] = known
+            self._curves[kind] = known
         return known
 
-    def _drawn(self, context: int, rows: int) -> list[float] | None:
-        cells = {place: one.value for (own, place), one in self._all.items() if own == context}
+    def _drawn(self, kind: tuple[int, int], rows: int) -> list[float] | None:
+        cells = self._cells.get(kind)
         if not cells:
-            return self._elsewhere(context, rows)
+            return self._elsewhere(kind, rows)
         places = sorted(cells)
-        heights = [cells[place] for place in places]
-        base = heights[0] / (1 + ROW_SHARE * (places[0] - 1))
-        if self._costs is not None:
-            cells = self._filled(cells, rows)
-            places = sorted(cells)
-            heights = [cells[place] for place in places]
-        else:
-            more = rows + 1 - places[-1]
-            if more > 0:
-                row_s = ROW_SHARE * base
-                if len(places) > 1:
-                    row_s = max(row_s, (heights[-1] - heights[0]) / (places[-1] - places[0]))
-                places.append(rows + 1)
-                heights.append(heights[-1] + more * row_s)
-        drawn = np.interp(np.arange(rows + 1), places, heights)
+        heights = [cells[place].value for place in places]
+        least = heights[-1]
+        for i in reversed(range(len(places))):
+            heights[i] = min(heights[i], SPREAD * least)
+            least = min(least, heights[i])
+        measured = self._measured(kind)
+        line = _Line(places[0], heights[0], measured)
+        for i, place in enumerate(places[1:], start=1):
+            heights[i] = min(heights[i], cells[place].worth(line.at(place), self._now))
+            if cells[place].believed:
+                line.through(place, heights[i])
+        table = dict(zip(places, heights, strict=True))
+        more = [*(1, 2, 4, 8, 16, 32), rows] if measured is not None else list[int]()
+        for place in (*more, rows + 1):
+            if place not in table and (measured is not None or place > places[-1]):
+                table[place] = line.at(place)
+        known = sorted(table)
+        drawn = np.interp(np.arange(rows + 1), known, [table[place] for place in known])
         return np.maximum.accumulate(drawn).tolist()
 
-    def _filled(self, cells: dict[int, float], rows: int) -> dict[int, float]:
-        """Cells not seen yet, from the costs measured before, scaled to what is seen."""
-        assert self._costs is not None
-        scale = float(np.median([cells[n] / self._costs.score_s(n) for n in cells]))
-        other = {place: scale * self._costs.score_s(place) for place in (1, 2, 4, 8, 16, 32, rows)}
-        return other | cells
-
-    def _elsewhere(self, context: int, rows: int) -> list[float] | None:
-        """The curve of the nearest class of contexts, or of what was measured before."""
-        others = sorted({own for own, _ in self._all}, key=lambda own: abs(own - context))
-        if others:
-            return self.curve(others[0], rows)
-        if self._costs is None:
+    def _measured(self, kind: tuple[int, int]) -> Callable[[int], float] | None:
+        """Seconds by rows as they were measured before, for texts and contexts in the middle."""
+        costs, (context, octave) = self._costs, kind
+        if costs is None:
             return None
-        return [self._costs.score_s(max(1, n)) for n in range(rows + 1)]
+        texts, tokens = max(1, 3 << octave >> 2), 3 * CONTEXT << context >> 2
+
+        def seconds(rows: int) -> float:
+            drafted = max(0, rows - texts)
+            beside = texts * costs.verify_text_s + drafted * costs.verify_row_s
+            return costs.score_s(max(1, rows), texts, tokens) + beside
+
+        return seconds
+
+    def _elsewhere(self, kind: tuple[int, int], rows: int) -> list[float] | None:
+        """What was measured before, or the curve of the nearest kind: of as many texts first."""
+        measured = self._measured(kind)
+        if measured is not None:
+            return [measured(place) for place in range(rows + 1)]
+        context, octave = kind
+        near = min(
+            self._cells,
+            key=lambda own: (abs(own[1] - octave), abs(own[0] - context)),
+            default=None,
+        )
+        return None if near is None else self._curve(near, rows)
+
+
+class _Line:
+    """What rounds of more rows are expected to take, from those believed so far.
+
+    The measured curve, scaled, where there is one; otherwise a straight line.
+    """
+
+    def __init__(self, place: int, height: float, measured: Callable[[int], float] | None) -> None:
+        self._places, self._heights = [place], [height]
+        self._measured = measured
+        self._least = ROW_SHARE * height / (1 + ROW_SHARE * (place - 1))
+
+    def through(self, place: int, height: float) -> None:
+        """A further point."""
+        self._places.append(place)
+        self._heights.append(height)
+
+    def at(self, place: int) -> float:
+        """The height there."""
+        if self._measured is not None:
+            known = zip(self._places, self._heights, strict=True)
+            found = median(height / max(self._measured(own), 1e-12) for own, height in known)
+            return found * self._measured(place)
+        width = self._places[-1] - self._places[0]
+        slope = (self._heights[-1] - self._heights[0]) / width if width else 0.0
+        return self._heights[-1] + (place - self._places[-1]) * max(self._least, slope)
 
 
 class LiveDraft:
@@ -170,34 +253,35 @@ class LiveDraft:
         self._levels: dict[int, Recent] = {}
         self._prompt = Recent()
 
-    def saw(self, texts: int, levels: int, seconds: float) -> None:
-        """A round of `texts` texts that read no more than the last round left."""
+    def saw(self, texts: int, levels: int, seconds: float, now: int) -> None:
+        """Round `now`, of `texts` texts, that read no more than the last round left."""
         if levels:
-            self._levels.setdefault(_place(texts), Recent()).add(seconds / levels)
+            self._levels.setdefault(_place(texts), Recent()).add(seconds / levels, now)
 
-    def saw_prompt(self, tokens: int, seconds: float) -> None:
+    def saw_prompt(self, tokens: int, seconds: float, now: int) -> None:
         """So many tokens were read beside, or ahead of, a round."""
-        self._prompt.add(max(0.0, seconds) / tokens)
+        self._prompt.add(max(0.0, seconds) / tokens, now)
 
-    @property
-    def count(self) -> int:
-        """Rounds timed."""
-        return sum(found.count for found in self._levels.values())
-
-    def level_s(self, texts: int, plain_s: float) -> float:
+    def level_s(self, texts: int, plain_s: float, now: int) -> float:
         """Seconds of a level for so many texts; a tenth of a plain round where nothing is known."""
-        found = self._levels.get(_place(texts))
-        if found is not None:
+        place = _place(texts)
+        found = self._levels.get(place)
+        if found is not None and found.believed and now - found.at <= AGE:
             return found.value
-        if self._levels:
-            near = min(self._levels, key=lambda num: abs(num - texts))
-            return self._levels[near].value * max(1.0, (texts / near) ** 0.5)
-        if self._known is not None:
-            return self._known.level_s + (texts - 1) * self._known.node_s
-        return 0.1 * plain_s
+        others = [n for n, one in self._levels.items() if one.believed and n != place]
+        if others:
+            near = min(others, key=lambda num: abs(num - texts))
+            guess = self._levels[near].value * max(1.0, (texts / near) ** 0.5)
+        elif self._known is not None:
+            guess = self._known.seconds(USUAL) / USUAL + (texts - 1) * self._known.node_s
+        elif found is not None and found.believed:
+            # Old, and nothing speaks against it; samples do, in time.
+            return found.value
+        else:
+            guess = 0.1 * plain_s
+        return guess if found is None else found.worth(guess, now)
 
     def prompt_token_s(self, guess: float) -> float:
         """Seconds of each token that it has to read."""
-        if self._prompt.count:
-            return self._prompt.value
-        return guess if self._known is None else self._known.prompt_token_s
+        guess = guess if self._known is None else self._known.prompt_token_s
+        return self._prompt.worth(guess, self._prompt.at) if self._prompt.count else guess

@@ -24,6 +24,7 @@ class Plan:
         lengths: tokens taken of each text's certain offer, where certain drafters serve.
         rate_tok_s: tokens a second that are promised.
         expected_s: seconds that the round is to take.
+        only: the one text that is drawn for; None where all are.
     """
 
     arm: int | None
@@ -31,6 +32,7 @@ class Plan:
     rate_tok_s: float
     expected_s: float
     lengths: Sequenced[int] = ()
+    only: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

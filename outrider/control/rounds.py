@@ -9,6 +9,9 @@ from outrider.control.plans import Plan, Times
 from outrider.sequence import Sequence
 from outrider.tree import TreeBudget
 
+FEW = 32
+"""Rows of prompts that a round may read and still tell what rounds take."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pending:
@@ -43,7 +46,7 @@ class State:
     """What is kept of a text.
 
     Attributes:
-        rounds: how many it went through, that under way included.
+        rounds: how many it went through.
         read: by drafter, how many of its tokens that has read.
         pending: by drafter, an offer that is still to be compared.
     """
@@ -63,7 +66,7 @@ class View:
         context: the class of their length in the mean.
         trees: how large trees may be; None where chains are drafted.
         max_certain: nodes that a tree of certain tokens may have.
-        clean: whether every text's prompt was read in an earlier round, so that the time tells.
+        prompt_rows: rows of prompts that are read in this round, beside the last of each.
         times: what rounds take; None before any was timed.
         offers: each text's best certain draft.
     """
@@ -75,9 +78,14 @@ class View:
     context: int
     trees: TreeBudget | None
     max_certain: int
-    clean: bool
+    prompt_rows: int
     times: Times | None
     offers: Sequenced[Offer | None]
+
+    @property
+    def clean(self) -> bool:
+        """Whether so little of prompts is read that it counts as so many rows more."""
+        return self.prompt_rows <= FEW
 
     @property
     def part(self) -> float:
@@ -89,7 +97,7 @@ class View:
 
         In a text's first round none is: it would read the prompt before the first token comes.
         """
-        return self.caps[b] > 0 and self.states[b].rounds > 1
+        return self.caps[b] > 0 and self.states[b].rounds > 0
 
     def unread(self, arm: int, b: int) -> int:
         """Tokens of a text that a drafter has not read."""
@@ -97,12 +105,20 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
+class Stake:
+    """What a sample may lose: seconds that are expected, and what the best plan promised."""
+
+    lost_s: float
+    rate_tok_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
-    """A plan, and why it was chosen; a sample is for one text, to know what would come of it."""
+    """A plan, and why it was chosen; a sample has a stake, and is to know what would come of it."""
 
     plan: Plan
     why: str
-    sample: bool = False
+    stake: Stake | None = None
 
 
 @dataclass(slots=True)
@@ -117,6 +133,7 @@ class Round:
         levels: of what was drawn.
         unread: tokens that the drafter had to read first.
         kept: by text, tokens kept.
+        waiting: whether a text's drafter has to read it first, in rounds of its own.
     """
 
     view: View
@@ -128,6 +145,7 @@ class Round:
     levels: int = 0
     unread: int = 0
     kept: dict[int, int] = field(default_factory=dict[int, int])
+    waiting: bool = False
 
     @classmethod
     def of(cls, view: View, choice: Choice) -> Round:

@@ -11,7 +11,7 @@ from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.protocol import ProtocolDrafter
 from outrider.drafters.recycle import RecycleDrafter
-from outrider.drafters.specs import SPECS, DrafterSpec, alternatives
+from outrider.drafters.specs import SPECS, DrafterSpec, alternatives, names_alternatives
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.drafters.suffix_store import SuffixStore
 
@@ -34,4 +34,5 @@ __all__ = [
     "SuffixDrafter",
     "SuffixStore",
     "alternatives",
+    "names_alternatives",
 ]

@@ -129,6 +129,8 @@ class Drafter(ABC):
 
     certain: bool = False
     """Whether it draws nothing: its tokens are point masses and cost next to nothing."""
+    by_clock: bool = False
+    """Whether it drafts by measured times: then a rule in law gives no text twice."""
     wants_rows: bool = False
     """Whether `observe` is to be called."""
     taps: tuple[int, ...] = ()

@@ -21,6 +21,7 @@ from outrider.errors import InvalidConfig, UnsupportedModel
 from outrider.models.base import Target
 from outrider.sequence import Sequence
 from outrider.tree import TokenTree
+from outrider.types import StageTimes
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -51,6 +52,7 @@ class SeveralDrafters(Drafter):
         self.drafters = tuple(drafters)
         self.trusted = any(drafter.trusted for drafter in drafters)
         self.certain = all(drafter.certain for drafter in drafters)
+        self.by_clock = any(drafter.by_clock for drafter in drafters)
         self.wants_rows = any(drafter.wants_rows for drafter in drafters)
         self.taps = tuple(sorted({layer for drafter in drafters for layer in drafter.taps}))
 
@@ -114,6 +116,11 @@ class SeveralDrafters(Drafter):
         """Tells all of them."""
         for drafter in self.drafters:
             drafter.commit(text, accepted)
+
+    def timed(self, texts: Sequenced[Sequence], times: StageTimes) -> None:
+        """Tells all of them."""
+        for drafter in self.drafters:
+            drafter.timed(texts, times)
 
     def discard(self, text: Sequence) -> None:
         """Tells all of them."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Sequenced
+from contextlib import contextmanager
 
 import torch
 
@@ -126,6 +127,16 @@ class ModelDrafter(Drafter):
             for b, sure in zip(members, self._sure(logits, tokens), strict=True):
                 depths[b] = depths[b] if sure else 0
         return draws.drawn()
+
+    @contextmanager
+    def at_least(self, confidence: float) -> Iterator[None]:
+        """A time in which drafts end where the draft is less sure than this, or than its own."""
+        own = self.confidence
+        self.confidence = max(own, confidence)
+        try:
+            yield
+        finally:
+            self.confidence = own
 
     def _grown(
         self,

@@ -31,7 +31,7 @@ SPECS = {
 KINDS = tuple(dict.fromkeys(name.partition(":")[0] for name in SPECS))
 # A plus sign in a folder's name is none between drafters.
 _PLUS = re.compile(rf"\+(?=(?:{'|'.join(KINDS)})(?:[:+]|$))")
-_COMMA = re.compile(rf",(?=(?:{'|'.join(KINDS)})(?:[:+,]|$))")
+_COMMA = re.compile(rf" *, *(?=(?:{'|'.join(KINDS)})(?:[:+,]|$))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,22 +83,34 @@ class DrafterSpec:
         return found
 
 
+def names_alternatives(spec: str) -> bool:
+    """Whether a spec says to choose: `auto`, or `a,b`, `none` among them or not."""
+    return spec == "auto" or len(_COMMA.split(spec)) > 1
+
+
 def alternatives(spec: str, auto: tuple[str, ...]) -> tuple[str, ...]:
     """The specs of `a,b`, each of one drafter or of several as `a+b`; `auto` is what that means.
+
+    Of what `auto` means those that are named beside it are left out. Nobody is always a choice, so
+    `none` is no alternative of its own.
 
     Raises:
         InvalidConfig: one drafter twice, in one alternative or in two.
     """
-    found: list[str] = []
-    for one in _COMMA.split(spec):
-        found += auto if one == "auto" else (one,)
-    parts = [part for one in found for part in DrafterSpec.parse_all(one)]
-    if len(set(parts)) < len(parts):
+    given = [one.strip() for one in _COMMA.split(spec)]
+    named = [part for one in given if one != "auto" for part in DrafterSpec.parse_all(one)]
+    if len(set(named)) < len(named) or given.count("auto") > 1:
         raise InvalidConfig(
             f"drafter={spec!r} names one drafter twice; name it once: of alternatives each text "
             "has the best in each round anyhow"
         )
-    return tuple(dict.fromkeys(one for one in found if one != "none"))
+    found: list[str] = []
+    for one in given:
+        if one == "auto":
+            found += (own for own in auto if DrafterSpec.parse(own) not in named)
+        elif one != "none":
+            found.append(one)
+    return tuple(found)
 
 
 def _layers(spec: str, given: str) -> int:

@@ -6,6 +6,7 @@ tokens, and an exception anywhere before `commit` leaves every text as it was.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -30,6 +31,8 @@ from outrider.models.base import Target
 from outrider.sequence import Sequence
 from outrider.tree import TreeBudget
 from outrider.types import Source, SpeculativeMetrics
+
+log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -114,7 +117,11 @@ class Engine:
             self._commit(group, draft, scores, verdict, alphas_B, told_B)
             self._emit(group)
             lap("commit_s")
-        group.drafter.timed(group.texts, lap.times)
+        try:
+            group.drafter.timed(group.texts, lap.times)
+        except Exception:
+            # The round is committed: bookkeeping ends no text.
+            log.exception("drafter %s failed to note a round", group.drafter.name)
 
     @contextmanager
     def _measured(self) -> Iterator[None]:

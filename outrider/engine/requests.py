@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import itertools
 import reprlib
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from outrider import noise
 from outrider.config import SamplingParams, check_flag, check_whole
+from outrider.decoding import rule_named
 from outrider.engine.engine import Engine
 from outrider.engine.memory import out_of_memory
 from outrider.engine.settings import resolve_rule
@@ -20,6 +22,7 @@ from outrider.errors import (
     ModelError,
     OutOfMemory,
     OutriderError,
+    OutriderWarning,
     PromptTooLong,
     TokenOutOfRange,
 )
@@ -95,6 +98,7 @@ class Requests:
         self.depth = depth
         self.lossless = lossless
         self._unused = Unused(engine.choice)
+        self._told_of_seed = False
         width = engine.target.vocab_size
         self.end_tokens = frozenset(token for token in end_tokens if 0 <= token < width)
 
@@ -176,7 +180,10 @@ class Requests:
         texts = [self.text(request) for request in requests]
         for text in texts:
             if text.depth > 0:
-                self.engine.choice.of(text.request.drafter).expect(text.num_prompt)
+                drafter = self.engine.choice.of(text.request.drafter)
+                drafter.expect(text.num_prompt)
+                if drafter.by_clock:
+                    self._expect_seed(text)
         try:
             self.engine.submit(texts)
             yield texts
@@ -184,6 +191,20 @@ class Requests:
         finally:
             for text in texts:
                 self.engine.cancel(text)
+
+    def _expect_seed(self, text: Sequence) -> None:
+        """Warns, once, of a seed that gives no text twice: rule and times decide with it."""
+        told = self._told_of_seed or text.request.sampling.seed is None
+        if told or rule_named(text.rule, lossless=False).seeded:
+            return
+        self._told_of_seed = True
+        warnings.warn(
+            f"rule={text.rule!r} with seed={text.seed}: who drafts is chosen by measured times, so "
+            "one seed gives texts of one law and not one text; leave the rule out ('coupled' gives "
+            "the same text whoever drafts), or name one drafter, such as drafter='draft'",
+            OutriderWarning,
+            stacklevel=2,
+        )
 
     def stream(self, request: Request) -> Iterator[Delta]:
         """One text's deltas as they come.

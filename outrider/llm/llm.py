@@ -28,7 +28,7 @@ from outrider.control import Controller, ControlSettings, Costs
 from outrider.control.measure import facts_of, measure_costs
 from outrider.control.stored import store
 from outrider.decoding import rule_named
-from outrider.drafters import Drafter, NoDrafter, alternatives
+from outrider.drafters import Drafter, NoDrafter, alternatives, names_alternatives
 from outrider.engine import Emitter, Engine, Requests
 from outrider.engine.decoder import as_drafter
 from outrider.engine.settings import tree_budget
@@ -501,7 +501,9 @@ def _control(
             f"drafter='none' and {next(iter(bounds))}={next(iter(bounds.values()))!r} contradict "
             "each other; give one"
         )
-    chosen = spec == "auto" or len(alternatives(spec, ("auto",))) > 1
+    chosen = names_alternatives(spec)
+    if chosen and not alternatives(spec, ("auto",)):
+        raise InvalidConfig(f"drafter={spec!r} names nobody to choose; 'none' decodes plainly")
     return ControlSettings(**bounds) if chosen or bounds else None
 
 

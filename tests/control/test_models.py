@@ -7,7 +7,6 @@ import json
 import pytest
 
 from outrider.control import Acceptance, Costs, DraftCost, ForwardCost, Prior
-from outrider.decoding import compute_expected_tokens
 from outrider.errors import InvalidConfig
 
 COSTS = Costs(
@@ -63,6 +62,19 @@ def test_costs_survive_json() -> None:
         Costs(())
 
 
+@pytest.mark.parametrize("seconds", [0, 0.0, -1.0, float("nan"), float("inf"), "a", None])
+def test_what_is_no_time_is_no_cost(seconds) -> None:
+    with pytest.raises(InvalidConfig, match="seconds"):
+        ForwardCost(1, 1, 0, seconds)
+    if seconds != 0:
+        with pytest.raises(InvalidConfig, match="level_s"):
+            DraftCost(level_s=seconds)
+        with pytest.raises(InvalidConfig, match="verify_row_s"):
+            Costs((ForwardCost(1, 1, 0, 1.0),), verify_row_s=seconds)
+    with pytest.raises(InvalidConfig, match="texts=0"):
+        ForwardCost(0, 1, 0, 1.0)
+
+
 def test_rates_come_near_the_truth_and_follow_a_change() -> None:
     seen = Acceptance()
     for _ in range(60):
@@ -82,17 +94,6 @@ def test_positions_not_seen_go_on_like_the_last_one() -> None:
     assert Acceptance().conditional(3) == [0.6] * 3
     seen = Acceptance(prior=Prior(0.5, 2.0)).saw(2, 2)
     assert seen.conditional(4)[1:] == [seen.conditional(2)[1]] * 3
-
-
-def test_known_chances_count_as_what_they_lead_to() -> None:
-    """Full information: the same expectation as counting outcomes, with less noise."""
-    seen = Acceptance(discount=0.999, prior=Prior(weight=1e-9))
-    for _ in range(50):
-        seen = seen.saw_rates([0.8, 0.5, 0.25])
-    assert seen.conditional(3) == pytest.approx([0.8, 0.5, 0.25])
-    expected = compute_expected_tokens([[0.8, 0.5, 0.25]])
-    assert seen.expected_tokens(3) == pytest.approx(float(expected[0]))
-    assert Acceptance().saw_rates([0.0, 1.0]).reached == (1.0,)
 
 
 def test_counts_survive_json() -> None:
