@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from outrider.models.hf import LoadedTarget
 
 CONFIG, WEIGHTS, PICKLE = "config.json", "model.safetensors", "pytorch_model.bin"
-FILES = (WEIGHTS, PICKLE, "medusa_lm_head.safetensors", "medusa_lm_head.pt")
+FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", WEIGHTS, PICKLE)
 """Where the tensors of a head may lie, the first that is there."""
 
 

@@ -162,8 +162,14 @@ def _modules(names: Iterable[str], layers: int) -> list[dict[str, str]]:
                 numbered.setdefault(int(own[1]), {})[own[2]] = name
         elif (own := _NUMBERED.fullmatch(name)) is not None and int(own[1]) >= layers:
             numbered.setdefault(int(own[1]) - layers, {})[own[2]] = name
-    modules = [{**shared, **numbered[number]} for number in sorted(numbered)]
-    return [module for module in modules if {_OWN.get(n) for n in module} >= {"eh_proj"}]
+    modules = {number: {**shared, **own} for number, own in sorted(numbered.items())}
+    modules = {n: own for n, own in modules.items() if "eh_proj" in map(_OWN.get, own)}
+    if list(modules) != list(range(len(modules))):
+        raise ModelError(
+            f"MTP modules {list(modules)} are there, counted from 0, and others before them are "
+            "not; give a whole checkpoint"
+        )
+    return list(modules.values())
 
 
 def _read(places: Mapping[str, Path], names: Mapping[str, str]) -> dict[str, Tensor]:

@@ -179,6 +179,11 @@ def test_whether_a_checkpoint_has_any_is_told_by_names_alone(tmp_path: Path) -> 
     index = {"weight_map": dict.fromkeys(names, "absent.safetensors")}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     assert num_mtp_modules(tmp_path) == 2
+    index = {"weight_map": dict.fromkeys(names[2:], "absent.safetensors")}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert num_mtp_modules(tmp_path) == 0
+    with pytest.raises(ModelError, match=r"MTP modules \[1\] are there, counted from 0"):
+        load_mtp(tmp_path, tiny_target())
     (tmp_path / "model.safetensors.index.json").write_text("{")
     assert num_mtp_modules(tmp_path) == 0
 
