@@ -1,6 +1,6 @@
 """`drafter="auto"` beside plain decoding, and beside the best fixed drafter and depth.
 
-    python benchmarks/control.py --json docs/control.json
+    python -m benchmarks.control --json docs/control.json
 
 Every workload of benchmarks/workloads.py, each in its own pair of models; every group of prompts by
 every way before the next. Workloads that the JSON has are left as they are, so that a run that was

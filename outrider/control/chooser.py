@@ -127,8 +127,7 @@ class Chooser:
                 book.drift(text.key)
             unread = view.unread(arm, b)
             if unread > self._settings.max_depth + 2:
-                # Spread over the rounds that are left, of two tokens each.
-                reading_s += unread * token_s * min(1.0, 2.0 / known.left(text))
+                reading_s += unread * token_s / known.left(text)
             classes[book.cell(text.key), view.caps[b]] += 1
         most = max(view.caps, default=0)
         return Drawing(
@@ -161,12 +160,12 @@ class Chooser:
         b = min(able, key=lambda one: view.unread(arm, one))
         level_s = known.level_s(arm, 1, times)
         reading_s = view.unread(arm, b) * known.token_s(arm, level_s, times)
-        cost_s = SAMPLE_DEPTH * level_s + reading_s
+        depth = min(SAMPLE_DEPTH, view.caps[b])
+        cost_s = depth * level_s + reading_s + times.target_s(depth) - times.plain_s
         if cost_s > known.budget_s:
             return None
         known.budget_s -= cost_s
         known.due[arm] = known.now + SAMPLE_EVERY
-        depth = min(SAMPLE_DEPTH, view.caps[b])
         lengths = tuple(depth if one == b else 0 for one in range(len(view.texts)))
         expected_s = times.plain_s + cost_s
         plan = Plan(arm, depth, len(view.texts) / expected_s, expected_s, lengths)

@@ -117,11 +117,11 @@ class Knowledge:
         if arm is None or times is None or not num or not done.levels:
             return
         live = self._drafts[arm]
-        # What the last round left unread goes with the first level.
-        if done.unread > num * (done.plan.depth + 2):
+        # What the last round left unread goes with the first level; of a little more nothing tells.
+        if done.unread > num * SHORT[0]:
             beside = done.levels * live.level_s(num, times.plain_s)
             live.saw_prompt(done.unread, seconds - beside)
-        else:
+        elif done.unread <= num * (done.plan.depth + 2):
             live.saw(num, done.levels, seconds)
 
     def over(self, done: Round, times: StageTimes) -> None:

@@ -78,7 +78,8 @@ class Drawing:
         classes: the texts it would draft for.
         offered: P(level i is drafted | so many levels are asked for): confidence may stop earlier.
         rows: nodes of a text's draft by levels, from 0; None where drafts are chains.
-        extra_s: seconds for what it has to read first, as this round's share of them.
+        extra_s: seconds for what it has to read first, spread over the tokens still to come: those
+            of each token that every text gains.
     """
 
     arm: int
@@ -98,7 +99,7 @@ def drawn(times: Times, drawing: Drawing) -> Plan | None:
     """The best depth of a drafter that draws; None without a text to draft for."""
     best: Plan | None = None
     tokens, rows = float(times.texts), 0.0
-    spent = drawing.extra_s
+    spent = 0.0
     num = sum(one.num for one in drawing.classes)
     for level in range(max((one.depth for one in drawing.classes), default=0)):
         offered = drawing.offered[level] if level < len(drawing.offered) else 1.0
@@ -112,7 +113,7 @@ def drawn(times: Times, drawing: Drawing) -> Plan | None:
         rows += texts * offered * new
         # The level is drafted while any text goes on.
         spent += drawing.level_s * (1.0 if num > 4 else 1.0 - (1.0 - offered) ** texts)
-        seconds = spent + times.target_s(rows)
+        seconds = spent + times.target_s(rows) + drawing.extra_s * tokens / times.texts
         if best is None or tokens / seconds > best.rate_tok_s:
             best = Plan(drawing.arm, level + 1, tokens / seconds, seconds)
     return best

@@ -33,7 +33,11 @@ def test_the_version(outrider: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("generate",), ("demo",), ("doctor",), ("profile",), ("train", "lm")]
+    "words",
+    [
+        *((), ("generate",), ("demo",), ("doctor",), ("profile",), ("export",)),
+        *(("train", name) for name in ("lm", "draft", "early-exit")),
+    ],
 )
 def test_help_texts_carry_examples(outrider: Command, words: tuple[str, ...]) -> None:
     ran = outrider(*words, "--help")

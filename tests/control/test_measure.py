@@ -15,7 +15,7 @@ from tests.control.clocked import World
 
 def test_what_was_put_in_comes_out(monkeypatch) -> None:
     world = World(monkeypatch, target_s=lambda rows: 1.0 + 0.05 * rows, draft_s=lambda rows: 0.125)
-    prompts = [[1, 2, 3] * 20, [1, 2, 4] * 20]
+    prompts = [[1, 2, 3] * 22, [1, 2, 4] * 22]
     costs = measure_costs(
         world.engine.target,
         [world.model, NgramDrafter()],
@@ -31,7 +31,7 @@ def test_what_was_put_in_comes_out(monkeypatch) -> None:
         assert costs.score_s(rows, 1, context) == pytest.approx(1.0 + 0.05 * rows)
     assert costs.drafts["draft"].level_s == pytest.approx(0.125)
     assert costs.drafts["draft"].node_s == costs.drafts["ngram"].level_s == 0.0
-    assert costs.prompt_token_s == pytest.approx(1.05 / 60 + 0.05, rel=0.2)
+    assert costs.prompt_token_s == pytest.approx(1.05 / 66 + 0.05, rel=0.2)
     seen = world.clock.now
     measure_costs(world.engine.target, [world.model], prompts, limit_s=0.0, clock=world.clock)
     assert world.clock.now - seen < 40

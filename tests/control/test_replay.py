@@ -78,7 +78,7 @@ def test_any_tree_within_the_traced_one_walks_as_it_would_have_run(sampling) -> 
         assert found.rounds == due.rounds + due.plain_rounds
         assert (found.drafted, found.accepted) == (due.drafted, due.accepted)
         kept.add(found.accepted)
-    assert len(kept) > 3
+    assert len(kept) > 2
 
 
 SLOW = pytest.mark.slow
