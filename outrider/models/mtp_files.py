@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from outrider.errors import ModelError, TargetShapeMismatch, VocabularyMismatch
-from outrider.models.head_files import CONFIG, WEIGHTS, check_class, read_config
+from outrider.models.head_files import CONFIG, FINGERPRINT, WEIGHTS, check_class, read_config
 from outrider.models.hf import LoadedTarget
 from outrider.models.mtp import MtpHead, MtpModule, module_of
 
@@ -92,11 +92,12 @@ def save_mtp(
     target: LoadedTarget,
     dtype: torch.dtype,
     options: Mapping[str, Any],
+    fingerprint: str | None = None,
 ) -> None:
     """Write the modules to a folder of their own, under the names of DeepSeek-V3's.
 
-    `options` are those of the target's config that their layers do not share. What is said of the
-    target stands apart, so that nothing takes the folder for a model's.
+    `options` are those of the target's config that their layers do not share, `fingerprint` is that
+    of its folder. What is said of it stands apart, so that nothing takes this one for a model's.
     """
     folder.mkdir(parents=True, exist_ok=True)
     text = target.model.config.get_text_config()
@@ -106,6 +107,7 @@ def save_mtp(
         "layer_options": dict(options),
         "num_nextn_predict_layers": head.num_modules,
         "outrider_head": KIND,
+        FINGERPRINT: fingerprint,
         "target": {
             "architectures": [type(target.model).__name__],
             "hidden_size": int(text.hidden_size),
@@ -197,9 +199,10 @@ def _check_target(folder: Path, config: Mapping[str, Any], target: LoadedTarget)
         raise ModelError(
             f"{CONFIG} in {str(folder)!r} is no model's ({error}); give a whole checkpoint"
         ) from error
-    whole, text = {**config, **said}, target.model.config.get_text_config()
-    name = whole.get("name_or_path") or whole.get("_name_or_path") or str(folder)
-    check_class(folder, name, whole.get("architectures") or [], target)
+    text = target.model.config.get_text_config()
+    whole = {"name_or_path": config.get("_name_or_path") or str(folder), **config, **said}
+    name = whole["name_or_path"]
+    check_class(folder, whole, target)
     _check_sizes(folder, said.get("vocab_size"), said.get("hidden_size"), target)
     layers = said.get("num_hidden_layers", text.num_hidden_layers)
     if layers != text.num_hidden_layers:

@@ -242,7 +242,9 @@ def test_modules_of_another_target_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="a LlamaForCausalLM, and the target is a Qwen3ForCausal"):
         load_mtp(tmp_path, HuggingFaceTarget(random_model("qwen3")))
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "target": {**config["target"], "vocab_size": 99}}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({**config, "target": {**config["target"], "vocab_size": 99}})
+    )
     with pytest.raises(VocabularyMismatch, match="of 99 tokens, the target has 97"):
         load_mtp(tmp_path, target)
     for options in ([1], {"intermediate_size": "x"}, {"intermediate_sise": 7}):
