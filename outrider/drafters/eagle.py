@@ -74,7 +74,7 @@ class EagleDrafter(Drafter):
         self._asked = False
 
     def attach(self, target: Target) -> Target:
-        """The target itself; the head gets its embeddings, dtype and device.
+        """The target itself; a copy of the head gets its embeddings, dtype and device.
 
         Raises:
             UnsupportedModel: a target without hidden states to be had.
@@ -86,7 +86,8 @@ class EagleDrafter(Drafter):
         from outrider.models.head import fitted
 
         if self._head is None:
-            self._head, self._target = CachedHead(fitted(self._given, target)), target
+            self._given, self._target = fitted(self._given, target), target
+            self._head = CachedHead(self._given)
         elif self._target is not target:
             raise InvalidConfig(
                 f"drafter {self.name} reads the hidden states of another target; make a drafter "

@@ -41,7 +41,7 @@ class MedusaDrafter(Drafter):
         self._asked = False
 
     def attach(self, target: Target) -> Target:
-        """The target itself; the heads get its final norm, dtype and device.
+        """The target itself; a copy of the heads gets its final norm, dtype and device.
 
         Raises:
             UnsupportedModel: a target without hidden states to be had.

@@ -6,6 +6,7 @@ What an engine cannot serve is refused by name before anything is written.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 from collections.abc import Mapping
@@ -13,14 +14,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.config import check_whole, nearest
-from outrider.errors import InvalidConfig, UnsupportedModel
+from outrider.errors import (
+    InvalidConfig,
+    ModelError,
+    TargetShapeMismatch,
+    UnsupportedModel,
+    VocabularyMismatch,
+)
 from outrider.models.bundled import bundled_path
 from outrider.models.eagle import EagleHead
 from outrider.models.exit_head import is_exit_head
+from outrider.models.head_files import CONFIG, check_fingerprint, read_config
 from outrider.models.originals import save_original
 from outrider.models.speculators import Made, load_head, made_for, save_head
 
 README = "README.md"
+HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 CONVERTER = "convert_hf_to_gguf.py"
 TAPS = 3
 """Layers that the heads of other engines read: their first product is three states wide."""
@@ -58,12 +67,15 @@ def export_head(
         head: the folder of an EAGLE-3 head.
         to: `speculators`, `vllm`, `sglang` or `gguf`.
         out: a folder that is empty, or not there yet.
-        target: the model it is served with; None is the one it was trained for.
+        target: the model it is served with; None is the one it was trained for. A name of the Hub
+            is taken as it is, a folder is held against the head.
         k: tokens drafted per round.
 
     Raises:
-        InvalidConfig: another engine, a folder that is not empty, a `k` that is no number.
-        ModelError: no head that can be read.
+        InvalidConfig: another engine, a folder that is not empty, a `k` that is no number, a
+            target that is nowhere.
+        ModelError: no head that can be read, or one of a model of another class or other weights.
+        VocabularyMismatch, TargetShapeMismatch: the head of another target.
         UnsupportedModel: a head that the engine cannot serve.
     """
     if to not in ENGINES:
@@ -81,9 +93,16 @@ def export_head(
     made = made_for(source)
     read = load_head(source)
     _check_served(read, source, to)
-    _make_empty(folder)
     name = str(target or made.name)
     served = str(bundled_path("target")) if name == "bundled" else name
+    model = Path(served).expanduser()
+    if (model / CONFIG).is_file():
+        _check_target(read, made, source, model)
+    elif target is not None and not HUB_NAME.fullmatch(served):
+        raise InvalidConfig(
+            f"target={served!r} is no folder of a model; give one, 'bundled' or a name of the Hub"
+        )
+    _make_empty(folder)
     return ENGINES[to](_Job(read, made, folder, served, k))
 
 
@@ -115,6 +134,7 @@ class _Job:
             architecture=self.made.architecture,
             dtype=self.made.dtype,
             embeddings=self.head.embed_tokens is not None,
+            fingerprint=self.made.fingerprint,
         )
 
 
@@ -130,6 +150,35 @@ def _check_served(head: EagleHead, source: Path, to: str) -> None:
         raise UnsupportedModel(
             f"the head in {str(source)!r} has norm_before_residual=True, which sglang has no name "
             "for; export it to vllm, or train one without"
+        )
+
+
+def _check_target(head: EagleHead, made: Made, source: Path, model: Path) -> None:
+    """Refuses a target that the head is not of, by the target's configuration alone."""
+    check_fingerprint(source, model)
+    config, who = read_config(model), f"the target {str(model)!r}"
+    text, shape = config.get("text_config") or config, head.shape
+    classes = config.get("architectures") or [made.architecture]
+    if made.architecture not in classes:
+        raise ModelError(
+            f"the head in {str(source)!r} was made for {made.name!r}, a {made.architecture}, and "
+            f"{who} is a {' or '.join(map(str, classes))}; give the head of this target"
+        )
+    if text.get("vocab_size") != shape.vocab_size:
+        raise VocabularyMismatch(
+            f"the head in {str(source)!r} was made for a vocabulary of {shape.vocab_size} tokens, "
+            f"{who} has {text.get('vocab_size')}; give the head of this target"
+        )
+    if text.get("hidden_size") != shape.hidden_size:
+        raise TargetShapeMismatch(
+            f"the head in {str(source)!r} reads hidden states of width {shape.hidden_size}, those "
+            f"of {who} are {text.get('hidden_size')} wide; give the head of this target"
+        )
+    if shape.taps[-1] >= int(text.get("num_hidden_layers", 0)):
+        raise TargetShapeMismatch(
+            f"the head in {str(source)!r} reads behind layer {shape.taps[-1]}, and of {who}, with "
+            f"{text.get('num_hidden_layers')} layers, engines hand out what is before the last; "
+            "train one with lower taps"
         )
 
 

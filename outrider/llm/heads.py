@@ -17,6 +17,7 @@ from outrider.models.bundled import BUNDLED, bundled_path
 from outrider.models.early_exit import gated_target
 from outrider.models.exit_head import load_exit_head
 from outrider.models.head import Head, check_fits, tapped_target
+from outrider.models.head_files import check_fingerprint
 from outrider.models.hf import LoadedTarget
 from outrider.models.mtp_files import load_mtp
 from outrider.models.originals import load_eagle, load_medusa
@@ -32,10 +33,12 @@ def head_drafter(
     """The drafter of a head; `model` is the target's own folder, where MTP modules may lie.
 
     Raises:
-        ModelError: no head that can be read, or one of a model of another class.
+        ModelError: no head that can be read, or one of a model of another class or other weights.
         UnsupportedModel: a kind of head, or of target, that is not served.
         VocabularyMismatch, TargetShapeMismatch: a head of another target.
     """
+    if spec.path is not None:
+        check_fingerprint(_folder(spec), model)
     if spec.kind == "early-exit":
         exit_head = load_exit_head(_folder(spec), gated_target(target))
         layers = exit_head.shape.layers

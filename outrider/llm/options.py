@@ -10,7 +10,7 @@ from typing import Any
 
 from outrider.config import check_between, check_flag, check_whole, nearest
 from outrider.control.settings import ControlSettings
-from outrider.drafters import SuffixDrafter, SuffixStore
+from outrider.drafters import DrafterSpec, SuffixDrafter, SuffixStore, alternatives
 from outrider.engine.settings import MAX_EXPANDED
 from outrider.errors import InvalidConfig
 
@@ -160,7 +160,12 @@ class Speculation:
         if self.exit_threshold is None:
             return
         check_between("exit_threshold", self.exit_threshold, 0.0, 1.0)
-        if "early-exit" not in self.drafter:
+        parts = [
+            part
+            for one in alternatives(self.drafter, ())
+            for part in DrafterSpec.parse_all(one, "ngram")
+        ]
+        if not any(part.kind == "early-exit" for part in parts):
             raise InvalidConfig(
                 f"exit_threshold={self.exit_threshold} is for the drafters early-exit:L and "
                 f"early-exit:PATH, not for {self.drafter!r}; leave one out"

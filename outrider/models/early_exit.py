@@ -89,7 +89,8 @@ class EarlyExit(Target):
         self.target = gated_target(target)
         if head is not None:
             check_exit_fits(head, self.target)
-            head = head.to(self.target.device, self.target.dtype)
+            # Whoever gave it may have another target for it.
+            head = head.copied().to(self.target.device, self.target.dtype)
         self.head = head
         self.gate = LayerGate(self.target)
         whole = isinstance(layers, int) and not isinstance(layers, bool)

@@ -23,11 +23,13 @@ from outrider.errors import InvalidConfig, ModelError, TargetShapeMismatch, Unsu
 from outrider.models.head import TargetHead, check_fits
 from outrider.models.head_files import (
     CONFIG,
+    FINGERPRINT,
     WEIGHTS,
     check_class,
     fill,
     read_config,
     read_tensors,
+    target_said,
 )
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ class ExitShape:
         layers: behind how many of its layers the head reads.
         rank: width of the adapter.
         exit_threshold: confidence below which drafting stops where nobody says.
+        depth: how many layers the target has; None where it is not known.
     """
 
     vocab_size: int
@@ -55,10 +58,13 @@ class ExitShape:
     layers: int
     rank: int
     exit_threshold: float = 0.0
+    depth: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "layers", "rank"):
             check_whole(name, getattr(self, name), 1)
+        if self.depth is not None:
+            check_whole("depth", self.depth, self.layers + 1)
         check_between("exit_threshold", self.exit_threshold, 0.0, 1.0)
 
 
@@ -111,13 +117,15 @@ def save_exit_head(
     verifier: str,
     architecture: str,
     dtype: torch.dtype = torch.float16,
+    fingerprint: str | None = None,
 ) -> None:
-    """Write a head; `verifier` and `architecture` are its target's name and class."""
+    """Write a head; `verifier`, `architecture` and `fingerprint` are its target's."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "outrider_head": KIND,
         "version": VERSION,
         **asdict(head.shape),
+        FINGERPRINT: fingerprint,
         "verifier": {"architectures": [architecture], "name_or_path": verifier},
     }
     (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
@@ -150,8 +158,7 @@ def load_exit_head(folder: Path, target: HuggingFaceTarget | None = None) -> Exi
     own = {name: tensor.float() for name, tensor in read_tensors(folder).items()}
     fill(head, own, folder, "an early-exit head")
     if target is not None:
-        said = config.get("verifier") or {}
-        check_class(folder, said.get("name_or_path"), said.get("architectures") or [], target)
+        check_class(folder, target_said(folder, config), target)
         check_exit_fits(head, target)
     return head.eval().requires_grad_(False)
 
@@ -169,10 +176,15 @@ def check_exit_fits(head: ExitHead, target: HuggingFaceTarget) -> None:
 
     Raises:
         VocabularyMismatch: another vocabulary.
-        TargetShapeMismatch: another width, or fewer layers than the head reads behind.
+        TargetShapeMismatch: another width, or another number of layers.
     """
     check_fits(head, target)
     layers = int(target.model.config.get_text_config().num_hidden_layers)
+    if head.shape.depth not in (None, layers):
+        raise TargetShapeMismatch(
+            f"the early-exit head was made for a target of {head.shape.depth} layers, and this one "
+            f"has {layers}; give the head of this target"
+        )
     if head.shape.layers >= layers:
         raise TargetShapeMismatch(
             f"the early-exit head reads behind layer {head.shape.layers}, the target has "

@@ -249,7 +249,7 @@ def attending(attend: Attend) -> Iterator[None]:
 
 
 def fitted(head: HeadT, target: Target) -> HeadT:
-    """The head in its target's dtype, on its device, with its parts, ready to draft.
+    """A copy of the head in its target's dtype, on its device, with its parts, ready to draft.
 
     Raises:
         UnsupportedModel: a target without hidden states to be had.
@@ -259,7 +259,9 @@ def fitted(head: HeadT, target: Target) -> HeadT:
     check_fits(head, target)
     with target.tapping(head.taps):
         pass
-    head.borrow(TargetParts.of(target, norm=head.needs_norm))
+    parts = TargetParts.of(target, norm=head.needs_norm)
+    head = head.copied()
+    head.borrow(parts)
     head = head.to(target.device, target.dtype).eval().requires_grad_(False)
     arrange_linears(head)
     return head

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 CONFIG, WEIGHTS, PICKLE = "config.json", "model.safetensors", "pytorch_model.bin"
 FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", WEIGHTS, PICKLE)
 """Where the tensors of a head may lie, the first that is there."""
+FINGERPRINT = "target_fingerprint"
+SAMPLE = 1 << 20
+"""Bytes of a file that are read at its beginning, in its middle and at its end."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -92,15 +96,74 @@ def fill(head: nn.Module, tensors: Mapping[str, Tensor], folder: Path, what: str
     head.load_state_dict(dict(tensors), strict=False)
 
 
-def check_class(folder: Path, name: object, classes: list[str], target: LoadedTarget) -> None:
-    """Refuse a head that was made for a model of another class; `name` is that model's.
+def target_said(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a head's configuration says of its target; nothing where it says nothing.
+
+    Raises:
+        ModelError: something else than an object.
+    """
+    within = config.get("speculators_config")
+    within = within if isinstance(within, dict) else config
+    said = within.get("verifier") or within.get("target") or {}
+    if not isinstance(said, dict):
+        raise ModelError(
+            f"{CONFIG} in {str(folder)!r} says of its target {said!r}, where an object with its "
+            "name and class is due; give the folder as it was saved"
+        )
+    return said
+
+
+def check_class(folder: Path, said: Mapping[str, Any], target: LoadedTarget) -> None:
+    """Refuse a head that was made for a model of another class; `said` describes that model.
 
     Raises:
         ModelError: naming both.
     """
-    own = type(target.model).__name__
+    classes, own = said.get("architectures") or [], type(target.model).__name__
+    if not isinstance(classes, list) or not all(isinstance(one, str) for one in classes):
+        raise ModelError(
+            f"{CONFIG} in {str(folder)!r} has architectures={classes!r}, where a list of names is "
+            "due; give the folder as it was saved"
+        )
     if classes and own not in classes:
+        name = said.get("name_or_path")
         raise ModelError(
             f"the head in {str(folder)!r} was made for {name!r}, a {' or '.join(classes)}, and the "
             f"target is a {own}; give the head of this target"
         )
+
+
+def fingerprint(model: Path) -> str:
+    """The sha256 of a model folder: its configuration, and three stretches of each file of weights.
+
+    Large files are not read whole, so that a load does not wait for it.
+    """
+    digest = hashlib.sha256((model / CONFIG).read_bytes())
+    for path in sorted(model.glob("*.safetensors")) or sorted(model.glob("*.bin")):
+        size = path.stat().st_size
+        digest.update(size.to_bytes(8, "little"))
+        with path.open("rb") as file:
+            for start in (0, max(0, size - SAMPLE) // 2, max(0, size - SAMPLE)):
+                file.seek(start)
+                digest.update(file.read(SAMPLE))
+    return digest.hexdigest()
+
+
+def check_fingerprint(folder: Path, model: Path) -> None:
+    """Refuse a head that was made for other weights than those in the folder of its target.
+
+    Nothing is refused where the head does not say, or the target is no folder.
+
+    Raises:
+        ModelError: naming both; no head.
+    """
+    config = read_config(folder)
+    made = config.get(FINGERPRINT)
+    if made is None or not (model / CONFIG).is_file() or made == fingerprint(model):
+        return
+    name = target_said(folder, config).get("name_or_path")
+    raise ModelError(
+        f"the head in {str(folder)!r} was made for {name!r}, and the target {str(model)!r} has "
+        f"other weights or another {CONFIG}; give the head of this target, or delete {FINGERPRINT} "
+        f"from the head's {CONFIG} to take it all the same"
+    )

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from outrider.errors import ModelError, TargetShapeMismatch, VocabularyMismatch
-from outrider.models.head_files import CONFIG, WEIGHTS, check_class, read_config
+from outrider.models.head_files import CONFIG, FINGERPRINT, WEIGHTS, check_class, read_config
 from outrider.models.hf import LoadedTarget
 from outrider.models.mtp import MtpHead, MtpModule, module_of
 
@@ -46,8 +46,7 @@ def num_mtp_modules(folder: Path) -> int:
     Nothing but names is read.
     """
     try:
-        config = read_config(folder)
-        layers = config.get("text_config", config)["num_hidden_layers"]
+        layers = _said(read_config(folder))["num_hidden_layers"]
         return len(_modules(_places(folder), int(layers)))
     except (ModelError, KeyError, TypeError, ValueError):
         return 0
@@ -93,25 +92,30 @@ def save_mtp(
     target: LoadedTarget,
     dtype: torch.dtype,
     options: Mapping[str, Any],
+    fingerprint: str | None = None,
 ) -> None:
     """Write the modules to a folder of their own, under the names of DeepSeek-V3's.
 
-    `options` are those of the target's config that their layers do not share.
+    `options` are those of the target's config that their layers do not share, `fingerprint` is that
+    of its folder. What is said of it stands apart, so that nothing takes this one for a model's.
     """
     folder.mkdir(parents=True, exist_ok=True)
     text = target.model.config.get_text_config()
     (depth,) = head.taps
     config = {
-        "architectures": [type(target.model).__name__],
         "dtype": str(dtype).removeprefix("torch."),
-        "hidden_size": int(text.hidden_size),
         "layer_options": dict(options),
-        "model_type": text.model_type,
-        "name_or_path": verifier,
-        "num_hidden_layers": depth,
         "num_nextn_predict_layers": head.num_modules,
         "outrider_head": KIND,
-        "vocab_size": head.vocab_size,
+        FINGERPRINT: fingerprint,
+        "target": {
+            "architectures": [type(target.model).__name__],
+            "hidden_size": int(text.hidden_size),
+            "model_type": text.model_type,
+            "name_or_path": verifier,
+            "num_hidden_layers": depth,
+            "vocab_size": head.vocab_size,
+        },
     }
     (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
     named: dict[str, Tensor] = {}
@@ -189,9 +193,16 @@ def _read(places: Mapping[str, Path], names: Mapping[str, str]) -> dict[str, Ten
 
 def _check_target(folder: Path, config: Mapping[str, Any], target: LoadedTarget) -> None:
     """Refuse a folder whose configuration is another target's."""
-    name = config.get("name_or_path") or config.get("_name_or_path") or str(folder)
-    check_class(folder, name, config.get("architectures") or [], target)
-    said, text = config.get("text_config") or config, target.model.config.get_text_config()
+    try:
+        said = _said(config)
+    except TypeError as error:
+        raise ModelError(
+            f"{CONFIG} in {str(folder)!r} is no model's ({error}); give a whole checkpoint"
+        ) from error
+    text = target.model.config.get_text_config()
+    whole = {"name_or_path": config.get("_name_or_path") or str(folder), **config, **said}
+    name = whole["name_or_path"]
+    check_class(folder, whole, target)
     _check_sizes(folder, said.get("vocab_size"), said.get("hidden_size"), target)
     layers = said.get("num_hidden_layers", text.num_hidden_layers)
     if layers != text.num_hidden_layers:
@@ -199,6 +210,18 @@ def _check_target(folder: Path, config: Mapping[str, Any], target: LoadedTarget)
             f"the head in {str(folder)!r} was made for {name!r}, whose layer {layers} it reads, "
             f"and the target's last is layer {text.num_hidden_layers}; give the head of this target"
         )
+
+
+def _said(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a configuration says of the target: its own part, that of the text, or all of it.
+
+    Raises:
+        TypeError: the part is no object.
+    """
+    said = config.get("target") or config.get("text_config") or config
+    if not isinstance(said, dict):
+        raise TypeError(f"{said!r} stands where the target is described")
+    return said
 
 
 def _options(folder: Path, config: Mapping[str, Any], target: LoadedTarget) -> dict[str, Any]:

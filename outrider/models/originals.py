@@ -89,21 +89,28 @@ def _eagle1(
     if missing or config.get("hidden_act", "silu") != "silu":
         reason = f"lacks {', '.join(missing)}" if missing else "has another hidden_act than silu"
         raise ModelError(f"{CONFIG} in {str(folder)!r} {reason}; give the folder of an EAGLE head")
-    heads = config["num_attention_heads"]
-    layers = LlamaConfig(
-        **{name: config[name] for name in _LAYERS},
-        num_hidden_layers=config.get("num_hidden_layers", 1),
-        num_key_value_heads=config.get("num_key_value_heads") or heads,
-        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-        max_position_embeddings=config.get("max_position_embeddings", 2048),
-        rms_norm_eps=config.get("rms_norm_eps", 1e-6),
-        rope_parameters=rope_of(config),
-        attention_bias=any(name.endswith("q_proj.bias") for name in tensors),
-    )
     depth = int(target.model.config.get_text_config().num_hidden_layers)
-    head = FeatureHead(
-        layers, depth, bias="fc.bias" in tensors, own_embeddings=EMBEDDINGS in tensors
-    )
+    try:
+        heads = config["num_attention_heads"]
+        layers = LlamaConfig(
+            **{name: config[name] for name in _LAYERS},
+            num_hidden_layers=config.get("num_hidden_layers", 1),
+            num_key_value_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            max_position_embeddings=config.get("max_position_embeddings", 2048),
+            rms_norm_eps=config.get("rms_norm_eps", 1e-6),
+            rope_parameters=rope_of(config),
+            attention_bias=any(name.endswith("q_proj.bias") for name in tensors),
+        )
+        head = FeatureHead(
+            layers, depth, bias="fc.bias" in tensors, own_embeddings=EMBEDDINGS in tensors
+        )
+    # What transformers makes of such values ends in whatever stumbles over them first.
+    except Exception as error:
+        raise ModelError(
+            f"{CONFIG} in {str(folder)!r} is none of an EAGLE head ({error!r}); give the folder of "
+            "an EAGLE head"
+        ) from error
     own = {name: tensor.float() for name, tensor in tensors.items()}
     fill(head, own, folder, "an EAGLE head")
     return head.eval()

@@ -20,11 +20,13 @@ from outrider.errors import InvalidConfig, ModelError, UnsupportedModel
 from outrider.models.eagle import EagleHead, EagleShape
 from outrider.models.head_files import (
     CONFIG,
+    FINGERPRINT,
     WEIGHTS,
     check_class,
     fill,
     read_config,
     read_tensors,
+    target_said,
 )
 
 if TYPE_CHECKING:
@@ -45,8 +47,9 @@ def save_head(
     architecture: str,
     dtype: torch.dtype | None = None,
     embeddings: bool = True,
+    fingerprint: str | None = None,
 ) -> None:
-    """Write a head; `verifier` and `architecture` are its target's name and class.
+    """Write a head; `verifier`, `architecture` and `fingerprint` are its target's.
 
     Without `embeddings` who loads it takes the target's, as Outrider and vLLM do.
     """
@@ -83,6 +86,7 @@ def save_head(
         },
         "speculators_model_type": KIND,
         "speculators_version": VERSION,
+        FINGERPRINT: fingerprint,
         "target_hidden_size": None,
         "tie_word_embeddings": False,
         "transformer_layer_config": {
@@ -153,11 +157,12 @@ def head_of(
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What a head's folder says of its making: its target's name and class, and its precision."""
+    """What a head's folder says of its making: its target and its precision."""
 
     name: str
     architecture: str
     dtype: torch.dtype
+    fingerprint: str | None
 
 
 def made_for(folder: Path) -> Made:
@@ -168,7 +173,7 @@ def made_for(folder: Path) -> Made:
         UnsupportedModel: a kind of head that is not read.
     """
     config = _config(folder)
-    said = (config.get("speculators_config") or {}).get("verifier") or {}
+    said = target_said(folder, config)
     name, classes = said.get("name_or_path"), said.get("architectures") or []
     dtype = getattr(torch, str(config.get("dtype") or config.get("torch_dtype")), None)
     if not name or not classes or not isinstance(dtype, torch.dtype):
@@ -176,7 +181,7 @@ def made_for(folder: Path) -> Made:
             f"the head in {str(folder)!r} does not say for which target and in which precision it "
             f"was made; its {CONFIG} lacks verifier or dtype"
         )
-    return Made(str(name), str(classes[0]), dtype)
+    return Made(str(name), str(classes[0]), dtype, config.get(FINGERPRINT))
 
 
 def check_verifier(folder: Path, target: LoadedTarget) -> None:
@@ -185,8 +190,7 @@ def check_verifier(folder: Path, target: LoadedTarget) -> None:
     Raises:
         ModelError: naming both.
     """
-    said = (read_config(folder).get("speculators_config") or {}).get("verifier") or {}
-    check_class(folder, said.get("name_or_path"), said.get("architectures") or [], target)
+    check_class(folder, target_said(folder, read_config(folder)), target)
 
 
 def _config(folder: Path) -> Mapping[str, Any]:

@@ -97,10 +97,17 @@ def exit_layers(recipe: ExitRecipe, target: HuggingFaceTarget) -> int:
 def new_exit_head(recipe: HeadRecipe, target: HuggingFaceTarget) -> ExitHead:
     """A head of the target's width, in float32, that changes nothing yet."""
     assert recipe.exit is not None
-    width = int(target.model.config.get_text_config().hidden_size)
-    layers = exit_layers(recipe.exit, target)
+    config, recipe_of = target.model.config.get_text_config(), recipe.exit
+    width = int(config.hidden_size)
     head = ExitHead(
-        ExitShape(target.vocab_size, width, layers, recipe.exit.rank, recipe.exit.exit_threshold)
+        ExitShape(
+            target.vocab_size,
+            width,
+            exit_layers(recipe_of, target),
+            recipe_of.rank,
+            recipe_of.exit_threshold,
+            int(config.num_hidden_layers),
+        )
     )
     draw = generator(recipe.seed, "weights")
     with torch.no_grad():

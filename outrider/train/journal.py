@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 from abc import ABC, abstractmethod
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +15,7 @@ from outrider.train.loop import Progress, ProgressCallback
 from outrider.train.together import Together
 
 LOG, PICTURE = "log.jsonl", "log.png"
+log = logging.getLogger(__name__)
 
 
 def journal_of(state: Path, resume: bool, together: Together) -> Journal:
@@ -61,7 +63,7 @@ class NoJournal(Journal):
 class WrittenJournal(Journal):
     """A run's log in its folder of state; the picture is drawn when it ends, however it ends.
 
-    Without matplotlib there is no picture.
+    Without matplotlib there is no picture, and one that fails is no reason for a run to fail.
     """
 
     def __init__(self, state: Path, *, resume: bool) -> None:
@@ -77,7 +79,12 @@ class WrittenJournal(Journal):
         self._file: IO[str] | None = None
 
     def __enter__(self) -> WrittenJournal:
-        self._file = (self._state / LOG).open(self._mode, encoding="utf-8")
+        path = self._state / LOG
+        cut = self._mode == "a" and path.is_file() and not path.read_bytes().endswith(b"\n")
+        self._file = path.open(self._mode, encoding="utf-8")
+        if cut:
+            # A kill in the middle of a line: the next one is not to be lost with it.
+            self._file.write("\n")
         return self
 
     def __exit__(
@@ -85,8 +92,12 @@ class WrittenJournal(Journal):
     ) -> None:
         assert self._file is not None
         self._file.close()
-        if importlib.util.find_spec("matplotlib") is not None:
+        if importlib.util.find_spec("matplotlib") is None:
+            return
+        try:
             draw(self._state)
+        except Exception:
+            log.warning("no picture of the run in %s", self._state, exc_info=True)
 
     def note(self, at: Progress) -> None:
         """One line, at once on the disk."""
@@ -108,6 +119,21 @@ def key_of(figure: str) -> str:
     return figure.removeprefix("held-out ").replace(" ", "_")
 
 
+def noted(state: Path) -> dict[int, dict[str, Any]]:
+    """A log's entries by step, in their order: the last of those that were taken again.
+
+    Lines that a kill has cut are left out.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    for line in (state / LOG).read_text("utf-8", "replace").splitlines():
+        try:
+            entry = json.loads(line)
+            found[entry["step"]] = {"loss": entry["loss"], **entry}
+        except (ValueError, TypeError, KeyError):
+            continue
+    return dict(sorted(found.items()))
+
+
 def draw(state: Path) -> None:
     """Draw a log: the loss, and beside it what was measured on held-out text."""
     # Outside of any window and of the user's own figures.
@@ -116,22 +142,17 @@ def draw(state: Path) -> None:
     )
     from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
 
-    # Steps that were taken again after a kill stand there twice.
-    noted: dict[int, dict[str, Any]] = {}
-    for line in (state / LOG).read_text("utf-8").splitlines():
-        entry = json.loads(line)
-        noted[entry["step"]] = entry
-    if not noted:
+    entries = noted(state)
+    if not entries:
         return
-    steps = sorted(noted)
     known = {"step", "loss", "rate_tok_s", "elapsed_s"}
-    figures = sorted({key for entry in noted.values() for key in entry} - known)
+    figures = sorted({key for entry in entries.values() for key in entry} - known)
     figure: Any = Figure(figsize=(8, 3 * (1 + len(figures))), layout="constrained")
     axes: Any = figure.subplots(1 + len(figures), squeeze=False)[:, 0]
-    axes[0].plot(steps, [noted[step]["loss"] for step in steps], linewidth=1)
+    axes[0].plot(list(entries), [entry["loss"] for entry in entries.values()], linewidth=1)
     axes[0].set(xlabel="step", ylabel="loss")
     for axis, name in zip(axes[1:], figures, strict=True):
-        measured = [step for step in steps if name in noted[step]]
-        axis.plot(measured, [noted[step][name] for step in measured], marker="o")
+        measured = {step: entry[name] for step, entry in entries.items() if name in entry}
+        axis.plot(list(measured), list(measured.values()), marker="o")
         axis.set(xlabel="step", ylabel=name.replace("_", " "))
     FigureCanvasAgg(figure).print_png(str(state / PICTURE))

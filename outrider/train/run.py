@@ -96,11 +96,11 @@ def run_recipe(
             progress=journal.noting(progress),
             together=together,
         )
-    if outcome.finished and together.leads:
-        if target is not None:
-            for name in TOKENIZER_FILES:
-                shutil.copyfile(target / name, folder / name)
-        save_llama(model.cpu(), folder)
+        if outcome.finished and together.leads:
+            if target is not None:
+                for name in TOKENIZER_FILES:
+                    shutil.copyfile(target / name, folder / name)
+            save_llama(model.cpu(), folder)
     return outcome
 
 

@@ -155,9 +155,9 @@ def run_draft(
             progress=journal.noting(progress),
             together=together,
         )
-    if outcome.finished and together.leads:
-        for name in SPEAKS:
-            if (run.target / name).is_file():
-                shutil.copyfile(run.target / name, out / name)
-        save_llama(run.model.cpu(), out)
+        if outcome.finished and together.leads:
+            for name in SPEAKS:
+                if (run.target / name).is_file():
+                    shutil.copyfile(run.target / name, out / name)
+            save_llama(run.model.cpu(), out)
     return outcome

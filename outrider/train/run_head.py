@@ -17,6 +17,7 @@ from outrider.models.device import pick_device
 from outrider.models.eagle import EagleHead
 from outrider.models.exit_head import ExitHead, save_exit_head
 from outrider.models.head import TargetHead
+from outrider.models.head_files import fingerprint
 from outrider.models.hf import HuggingFaceTarget, model_folder
 from outrider.models.mtp import MtpHead
 from outrider.models.mtp_files import save_mtp
@@ -61,6 +62,7 @@ class HeadRun:
     head: TargetHead
     inputs: dict[str, str]
     name: str
+    fingerprint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,8 @@ def prepare_head(
     weights = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
     inputs = {"target": sha256_of(folder / "config.json", *weights), "text": texts.sha256}
     objective, head = _begun(recipe, loaded, texts, ends[0] if ends else 0)
-    return HeadRun(recipe, loaded, objective, head.to(loaded.device), inputs, str(target))
+    head, made_for = head.to(loaded.device), fingerprint(folder)
+    return HeadRun(recipe, loaded, objective, head, inputs, str(target), made_for)
 
 
 def _begun(
@@ -209,32 +212,33 @@ def run_head(
             progress=journal.noting(progress),
             together=together,
         )
-    if outcome.finished and together.leads:
-        _save(run, out)
+        if outcome.finished and together.leads:
+            _save(run, out)
     return outcome
 
 
 def _save(run: HeadRun, out: Path) -> None:
     """Write the head that was trained."""
-    head, name, architecture = run.head, run.name, type(run.target.model).__name__
+    head, architecture = run.head, type(run.target.model).__name__
+    said: dict[str, Any] = {"verifier": run.name, "fingerprint": run.fingerprint}
     if isinstance(head, ExitHead):
-        save_exit_head(head, out, verifier=name, architecture=architecture)
+        save_exit_head(head, out, architecture=architecture, **said)
     elif isinstance(head, MtpHead):
         save_mtp(
             head,
             out,
-            verifier=name,
             target=run.target,
             dtype=torch.float16,
             options=layer_options(run.recipe),
+            **said,
         )
     else:
         assert isinstance(head, EagleHead)
         save_head(
             head,
             out,
-            verifier=name,
             architecture=architecture,
             dtype=torch.float16,
             embeddings=False,
+            **said,
         )

@@ -21,6 +21,7 @@ from outrider.errors import (
     UnsupportedModel,
     VocabularyMismatch,
 )
+from outrider.llm.options import Speculation
 from outrider.models.exit_head import ExitHead, ExitShape, load_exit_head, save_exit_head
 from outrider.models.hf import HuggingFaceTarget
 from outrider.tree import TreeBudget
@@ -269,6 +270,11 @@ def test_what_does_not_fit_is_refused_before_any_forward(tmp_path: Path, llama) 
         (replace(PLAIN, vocab_size=99), VocabularyMismatch, "of 99 tokens, the target has 97"),
         (replace(PLAIN, hidden_size=32), TargetShapeMismatch, "of width 32, the target's are 64"),
         (replace(PLAIN, layers=3), TargetShapeMismatch, "behind layer 3, the target has 3 layers"),
+        (
+            replace(PLAIN, depth=6),
+            TargetShapeMismatch,
+            "for a target of 6 layers, and this one has 3",
+        ),
     ):
         with pytest.raises(error, match=says):
             load_exit_head(saved(shape), llama)
@@ -276,7 +282,16 @@ def test_what_does_not_fit_is_refused_before_any_forward(tmp_path: Path, llama) 
             served(llama, EarlyExitDrafter(shape.layers, head=random_exit_head(shape)))
     with pytest.raises(ModelError, match="made for 'some/other', a Qwen3ForCausalLM"):
         load_exit_head(saved(architecture="Qwen3ForCausalLM"), llama)
+    assert load_exit_head(saved(replace(PLAIN, depth=3)), llama).shape.depth == 3
     config = json.loads((saved() / "config.json").read_text())
+    for verifier, says in (
+        ("x", "says of its target 'x', where an object"),
+        (["a"], r"says of its target \['a'\], where an object"),
+        ({"architectures": "LlamaForCausalLMX"}, "architectures='LlamaForCausalLMX', where a list"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({**config, "verifier": verifier}))
+        with pytest.raises(ModelError, match=says):
+            load_exit_head(tmp_path, llama)
     for change, error, says in (
         (
             {"rank": 8},
@@ -284,6 +299,7 @@ def test_what_does_not_fit_is_refused_before_any_forward(tmp_path: Path, llama) 
             r"down.weight in .* has shape \(16, 64\), and",
         ),
         ({"rank": "x"}, ModelError, "is none of an early-exit head"),
+        ({"depth": 2}, ModelError, "is none of an early-exit head"),
         ({"version": 9}, UnsupportedModel, "is of version 9, and 1 is read here"),
         ({"outrider_head": "other"}, ModelError, "holds no early-exit head"),
     ):
@@ -302,5 +318,9 @@ def test_options_that_cannot_be_meant_are_refused() -> None:
         EarlyExitDrafter(1, exit_threshold=1.5)
     with pytest.raises(InvalidConfig, match=r"exit_threshold=0.5 is for the drafters early-exit"):
         LLM.load("bundled", "ngram", exit_threshold=0.5)
+    with pytest.raises(InvalidConfig, match=r"not for 'eagle:/x/early-exit-head'; leave one out"):
+        Speculation("eagle:/x/early-exit-head", exit_threshold=0.5)
+    for spec in ("early-exit", "ngram+early-exit:2", "auto,early-exit:/x/head"):
+        assert Speculation(spec, exit_threshold=0.5).exit_threshold == 0.5
     with pytest.raises(ModelError, match="no folder is there; give that of a head, or a number"):
         LLM.load("bundled", "early-exit:nowhere")

@@ -12,7 +12,13 @@ import torch
 from outrider import SamplingParams
 from outrider.decoding import Draft
 from outrider.decoding.laws import Law
-from outrider.drafters import Drafter, EagleDrafter, MedusaDrafter, NoDrafter
+from outrider.drafters import (
+    Drafter,
+    EagleDrafter,
+    EarlyExitDrafter,
+    MedusaDrafter,
+    NoDrafter,
+)
 from outrider.engine import Emitter, Engine, Requests, propose_from_hidden
 from outrider.errors import (
     DraftShapeMismatch,
@@ -22,6 +28,8 @@ from outrider.errors import (
 )
 from outrider.models.base import Rows
 from outrider.models.head import Head
+from outrider.models.hf import HuggingFaceTarget
+from outrider.models.medusa import MedusaHeads
 from outrider.models.protocol import ProtocolTarget
 from outrider.models.recurrent import RecurrentTarget
 from outrider.tree import TokenTree, TreeBudget
@@ -29,9 +37,10 @@ from outrider.types import Request
 from tests.drafters.heads import KINDS, TOYS, ToyMedusa, drafter_of, random_head, tiny_target
 from tests.drafters.serving import RAGGED, TREES, laws, served, texts
 from tests.drafters.tapped import TappedTarget
+from tests.drafters.test_exit_head import random_exit_head
 from tests.engine.test_law import LENGTH, PREFIX, TARGET, chi_square
 from tests.engine.toys import markov
-from tests.models.families import one_thread, random_tokens
+from tests.models.families import one_thread, random_model, random_tokens
 from tests.models.recurrent_families import random_recurrent
 
 single = pytest.fixture(scope="module", autouse=True)(one_thread)
@@ -134,11 +143,19 @@ def test_prompts_of_any_length_are_read_in_parts(trees, targets) -> None:
 
 
 @pytest.mark.parametrize("kind", ["eagle", "mtp", "mtp of two", "mtp behind recurrent state"])
-def test_laws_are_those_of_a_plain_reading_of_the_text(kind, targets) -> None:
-    """Chains and trees: each node's law from all rows of all modules, read anew along its path."""
-    target, _ = targets[False]
+def test_laws_are_those_of_a_plain_reading_of_the_text(kind) -> None:
+    """Chains and trees: each node's law from all rows of all modules, read anew along its path.
+
+    The target's states are those of transformers' own forward of the same model.
+    """
     if kind == "mtp behind recurrent state":
-        target = RecurrentTarget(random_recurrent("qwen3_next"))
+        stock = uneven(random_recurrent("qwen3_next"))
+        target = RecurrentTarget(uneven(random_recurrent("qwen3_next")))
+    else:
+        stock, target = (
+            uneven(random_model("llama")),
+            HuggingFaceTarget(uneven(random_model("llama"))),
+        )
     head = random_head(kind, target)
     seen: list[tuple[list[int], list[int], list[int], torch.Tensor]] = []
 
@@ -170,25 +187,20 @@ def test_laws_are_those_of_a_plain_reading_of_the_text(kind, targets) -> None:
                 while parent:
                     path.insert(0, tokens[parent - 1])
                     parent = parents[parent - 1]
-                wanted = _law_after(target, own, text, path)
+                wanted = _law_after(stock, own, text, path)
                 torch.testing.assert_close(probs[node], wanted, rtol=1e-3, atol=1e-4)
         seen.clear()
 
 
-def _law_after(target, head: Head, text: list[int], path: list[int]) -> torch.Tensor:
+def _law_after(stock, head: Head, text: list[int], path: list[int]) -> torch.Tensor:
     """What the head says after a text and some drafted tokens, by whole passes of its modules."""
-    seq = target.open(len(text))
-    with target.tapping(head.taps) as taps:
-        target.score(Rows((seq,), (len(text) - 1,), torch.tensor(text[:-1])))
-    states = taps.of(seq).clone()
-    target.close(seq)
     tokens = torch.tensor([*text, *path])
 
     def read(module: int, h: torch.Tensor) -> torch.Tensor:
         own = tokens[module + 1 : module + 1 + h.shape[1]][None]
         return head.step(own, h, torch.arange(h.shape[1])[None], causal, module)
 
-    h = head.fused(states)[None]
+    h = last_states(stock, text[:-1])[None]
     last = min(len(path), head.num_modules - 1)
     for module in range(last):
         h = read(module, h)
@@ -257,6 +269,65 @@ def test_targets_that_cannot_be_are_refused(targets) -> None:
         served(target, drafter)
         with pytest.raises(InvalidConfig, match="another target; make a drafter for each"):
             served(targets[True][0], drafter)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "early-exit"])
+def test_one_head_drafts_for_two_targets(kind, targets) -> None:
+    """What is attached is a copy: the head's own weights, dtype and parts stay as they were."""
+    target, wanted = targets[False]
+    head = random_exit_head() if kind == "early-exit" else random_head(kind, target)
+    before = {name: value.clone() for name, value in head.state_dict().items()}
+
+    def drafter() -> Drafter:
+        return EarlyExitDrafter(2, head=head) if kind == "early-exit" else drafter_of(head)
+
+    requests = served(target, drafter())
+    served(HuggingFaceTarget(random_model("llama").to(torch.bfloat16)), drafter())
+    done = _done(requests, LAWS["greedy"])
+    assert [d.token_ids for d in done] == [w.token_ids for w in wanted["greedy"]]
+    assert requests.engine.metrics.drafted > 0
+    assert head.dtype == torch.float32 and not head._borrowed
+    assert all(torch.equal(value, before[name]) for name, value in head.state_dict().items())
+
+
+def test_levels_of_medusa_are_the_heads_in_their_order() -> None:
+    """Level i is drawn from head i's law behind the state of the last token but one."""
+    stock, target = uneven(random_model("llama")), HuggingFaceTarget(uneven(random_model("llama")))
+    heads = random_head("medusa", target)
+    assert isinstance(heads, MedusaHeads)
+    seen: list[tuple[list[int], int, torch.Tensor]] = []
+
+    class Kept(MedusaDrafter):
+        def propose(self, texts, depths, draws) -> Draft:
+            draft = super().propose(texts, depths, draws)
+            if draft.law is not None:
+                count = int(draft.tree.counts_B[0])
+                probs = draft.law.select(draft.law_rows()[0, :count]).probs
+                seen.append((list(texts[0].tokens), count, probs))
+            return draft
+
+    requests = served(target, Kept(heads))
+    params = SamplingParams(max_tokens=9, seed=2)
+    requests.complete([Request(tuple(RAGGED[0]), params, rule="block")])
+    assert any(count == 3 for _, count, _ in seen)
+    for text, count, probs in seen:
+        state_D = last_states(stock, text[:-1])[-1]
+        wanted = torch.stack([heads.logits(level, state_D) for level in range(count)]).softmax(-1)
+        torch.testing.assert_close(probs, wanted, rtol=1e-3, atol=1e-4)
+
+
+def uneven(model):
+    """The model with a final norm that is seen: of equal weights it is lost in any norm behind."""
+    weight = model.get_decoder().norm.weight
+    with torch.no_grad():
+        weight.uniform_(0.2, 2.0, generator=torch.Generator().manual_seed(8))
+    return model
+
+
+def last_states(model, tokens: list[int]) -> torch.Tensor:
+    """What enters the output layer, by transformers' own forward."""
+    with torch.no_grad():
+        return model.get_decoder()(torch.tensor([tokens])).last_hidden_state[0]
 
 
 @pytest.mark.parametrize("kind", ["eagle", "medusa"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 from pathlib import Path
@@ -11,13 +12,21 @@ import torch
 from safetensors.torch import load_file
 
 from outrider.cli.app import run
-from outrider.errors import InvalidConfig, ModelError, UnsupportedModel
+from outrider.errors import (
+    InvalidConfig,
+    ModelError,
+    TargetShapeMismatch,
+    UnsupportedModel,
+    VocabularyMismatch,
+)
 from outrider.interop.export import ENGINES, Exported, export_head
+from outrider.models.bundled import bundled_path
 from outrider.models.eagle import EagleHead, EagleShape
 from outrider.models.exit_head import ExitHead, ExitShape, save_exit_head
+from outrider.models.head_files import fingerprint
 from outrider.models.hf import HuggingFaceTarget
 from outrider.models.originals import load_eagle
-from outrider.models.speculators import load_head, save_head
+from outrider.models.speculators import load_head, made_for, save_head
 from tests.house.test_pages import check_command
 from tests.models.families import random_model
 
@@ -127,6 +136,38 @@ def test_what_cannot_be_exported_is_refused_by_name(tmp_path: Path) -> None:
         export_head(tmp_path / "head", to="vllm", out=out)
 
 
+def test_the_target_is_held_against_the_head(tmp_path: Path) -> None:
+    """Refused by its configuration alone, naming both, before anything is written."""
+    out, bundled = tmp_path / "out", EagleShape(4096, 40, 384, 48, 4, 2, 8, (1, 2, 5))
+
+    def refused(error: type[Exception], says: str, shape=SHAPE, target="bundled", **said) -> None:
+        trained(tmp_path / "head", shape, **said)
+        with pytest.raises(error, match=says):
+            export_head(tmp_path / "head", to="vllm", out=out, target=target)
+        assert not out.exists()
+
+    refused(VocabularyMismatch, r"made for a vocabulary of 97 tokens, the target '.*' has 4096")
+    refused(VocabularyMismatch, "of 97 tokens", target=None, verifier="bundled")
+    refused(InvalidConfig, "target='/nowhere/at all' is no folder", target="/nowhere/at all")
+    wide = dataclasses.replace(bundled, hidden_size=32)
+    refused(TargetShapeMismatch, r"of width 32, those of the target '.*' are 384 wide", wide)
+    last = dataclasses.replace(bundled, taps=(1, 2, 6))
+    refused(TargetShapeMismatch, r"reads behind layer 6, and of the target '.*', with 6 lay", last)
+    refused(
+        ModelError,
+        r"made for 'models/my target', a Qwen3ForCausalLM, and the target '.*' is a LlamaForCausal",
+        bundled,
+        architecture="Qwen3ForCausalLM",
+    )
+    refused(ModelError, "has other weights or another config.json", bundled, fingerprint="0" * 64)
+    known = fingerprint(bundled_path("target"))
+    trained(tmp_path / "head", bundled, fingerprint=known)
+    export_head(tmp_path / "head", to="vllm", out=out, target="bundled")
+    assert made_for(out).fingerprint == known
+    # What is not here is the engine's to find.
+    export_head(tmp_path / "head", to="vllm", out=tmp_path / "hub", target="some/model-7B")
+
+
 def trained_for_nobody(folder: Path) -> Path:
     trained(folder / "nobody")
     path = folder / "nobody" / "config.json"
@@ -137,7 +178,8 @@ def trained_for_nobody(folder: Path) -> Path:
 
 
 def test_the_command_prints_what_serves_the_head(tmp_path: Path, capsys) -> None:
-    trained(tmp_path / "head", verifier="bundled")
+    shape = EagleShape(4096, 40, 384, 48, 4, 2, 8, (1, 2, 3))
+    trained(tmp_path / "head", shape, verifier="bundled")
     assert run(["export", str(tmp_path / "head"), "--to", "vllm", "-o", str(tmp_path / "o")]) == 0
     printed = capsys.readouterr().out
     assert "vllm serve" in printed and "outrider certify endpoint" in printed

@@ -170,6 +170,22 @@ def test_several_modules_are_saved_and_read_alone(tmp_path: Path) -> None:
     assert num_mtp_modules(tmp_path) == 2
 
 
+def test_a_folder_of_modules_is_no_model(tmp_path: Path) -> None:
+    """It would be one of random weights."""
+    target = tiny_target()
+    head = random_head("mtp", target)
+    assert isinstance(head, MtpHead)
+    save_mtp(head, tmp_path, verifier="x", target=target, dtype=torch.float32, options={})
+    with pytest.raises(ModelError):
+        HuggingFaceTarget.load(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for part in ("target", "text_config"):
+        (tmp_path / "config.json").write_text(json.dumps({**config, "target": None, part: "x"}))
+        assert num_mtp_modules(tmp_path) == 0
+        with pytest.raises(ModelError, match="'x' stands where the target is described"):
+            load_mtp(tmp_path, target)
+
+
 def test_whether_a_checkpoint_has_any_is_told_by_names_alone(tmp_path: Path) -> None:
     assert num_mtp_modules(bundled_path("target")) == 0 == num_mtp_modules(tmp_path / "nowhere")
     config = {"num_hidden_layers": 3}
@@ -226,7 +242,9 @@ def test_modules_of_another_target_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="a LlamaForCausalLM, and the target is a Qwen3ForCausal"):
         load_mtp(tmp_path, HuggingFaceTarget(random_model("qwen3")))
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 99}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({**config, "target": {**config["target"], "vocab_size": 99}})
+    )
     with pytest.raises(VocabularyMismatch, match="of 99 tokens, the target has 97"):
         load_mtp(tmp_path, target)
     for options in ([1], {"intermediate_size": "x"}, {"intermediate_sise": 7}):

@@ -5,22 +5,27 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
-from outrider.drafters import EarlyExitDrafter, NoDrafter
-from outrider.errors import InvalidConfig
+from outrider.drafters import Drafter, DrafterSpec, EarlyExitDrafter, NoDrafter
+from outrider.errors import InvalidConfig, ModelError
+from outrider.llm.heads import head_drafter
 from outrider.models.base import Rows
-from outrider.models.exit_head import load_exit_head
+from outrider.models.bundled import bundled_path
+from outrider.models.exit_head import ExitHead, load_exit_head
+from outrider.models.head_files import check_fingerprint
 from outrider.models.hf import HuggingFaceTarget
 from outrider.train import head as heads
 from outrider.train import loop
+from outrider.train import run_head as run_heads
 from outrider.train.exit import ExitTraining, exit_layers, new_exit_head
 from outrider.train.parts import differentiable
 from outrider.train.recipe import LOSSES, EagleRecipe, ExitRecipe, HeadRecipe
-from outrider.train.run_head import HeadRun, head_recipe, plan_head, run_head
+from outrider.train.run_head import HeadRun, head_recipe, plan_head, prepare_head, run_head
 from tests.drafters.serving import RAGGED, laws, served, texts
 from tests.house.layout import ROOT
 from tests.models.families import one_thread, random_model
@@ -112,6 +117,28 @@ def test_gradients_pass_what_the_target_itself_makes_of_states() -> None:
         torch.testing.assert_close(own_RV, logits_RV.clone(), atol=1e-4, rtol=1e-4)
         own_RV.sum().backward()
         assert states_RD.grad is not None and states_RD.grad.abs().max() > 0
+
+
+def test_a_head_knows_the_weights_it_was_trained_for(tmp_path: Path) -> None:
+    """Another target of its class and shape is refused by name; so are heads of the other kinds."""
+    text = [ROOT / "outrider" / "train"]
+    for kind, spec in (("early-exit", "early-exit"), ("mtp", "mtp"), ("eagle3", "eagle")):
+        recipe, _ = head_recipe(kind, tokens=4096)
+        run, out = prepare_head(recipe, target="bundled", text=text), tmp_path / kind
+        run_heads._save(run, out)
+        if isinstance(run.head, ExitHead):
+            assert load_exit_head(out).shape.depth == 6
+        assert check_fingerprint(out, bundled_path("target")) is None
+        other = tmp_path / "other"
+        if not other.is_dir():
+            shutil.copytree(bundled_path("target"), other)
+            with sorted(other.glob("*.safetensors"))[-1].open("r+b") as file:
+                file.seek(-1, 2)
+                file.write(b"\x3c")
+        parsed = DrafterSpec.parse(f"{spec}:{out}")
+        assert isinstance(head_drafter(parsed, bundled_path("target"), run.target), Drafter)
+        with pytest.raises(ModelError, match=r"made for 'bundled', and the target '.*other' has"):
+            head_drafter(parsed, other, run.target)
 
 
 def test_a_plan_and_the_recipes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -14,11 +15,14 @@ import torch
 from outrider.errors import InvalidConfig, MissingExtra
 from outrider.models.bundled import bundled_path
 from outrider.models.text import TextTokenizer
-from outrider.train.journal import PICTURE, draw, journal_of
-from outrider.train.loop import Progress
+from outrider.train import journal as journals
+from outrider.train import run_head as run_heads
+from outrider.train.journal import PICTURE, draw, journal_of, noted
+from outrider.train.loop import Outcome, Progress
 from outrider.train.texts import read_texts
 from outrider.train.together import ALONE, Together
 from tests.house.layout import ROOT
+from tests.train.test_exit_heads import run_of as exit_head
 
 
 def steps(last: int) -> list[Progress]:
@@ -45,6 +49,40 @@ def test_a_journal_has_a_line_for_each_step(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidConfig, match="is no folder and cannot be made one"):
         journal_of(tmp_path / "file" / "training", True, ALONE)
+
+
+def test_a_line_cut_by_a_kill_and_a_picture_that_fails_end_no_run(
+    tmp_path: Path, monkeypatch, caplog
+) -> None:
+    """What the run makes is written before the picture, and its own error is the one told."""
+    with journal_of(tmp_path, True, ALONE) as journal:
+        journal.note(steps(1)[0])
+    with (tmp_path / "log.jsonl").open("a") as file:
+        file.write('{"step": 2, "lo')
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+
+    def fails(state: Path) -> None:
+        assert list(noted(state)) == [1, 3], "the line behind the cut one is its own"
+        raise RuntimeError("no picture today")
+
+    monkeypatch.setattr(journals, "draw", fails)
+    with journal_of(tmp_path, True, ALONE) as journal:
+        journal.note(steps(3)[2])
+    assert "no picture of the run" in caplog.text and "no picture today" in caplog.text
+    with pytest.raises(KeyboardInterrupt), journal_of(tmp_path, True, ALONE):
+        raise KeyboardInterrupt
+    with (tmp_path / "log.jsonl").open("a") as file:
+        file.write('[]\n{"step": 4}\n7\n')
+    assert list(noted(tmp_path)) == [1, 3]
+    saved: list[bool] = []
+    monkeypatch.setattr(journals, "draw", lambda _: saved.append(is_written(tmp_path / "head")))
+    outcome = Outcome(True, 16, 1024, 1.0, ())
+    monkeypatch.setattr(run_heads, "train", lambda *_, **__: outcome)
+    assert run_heads.run_head(exit_head(), tmp_path / "head") == outcome and saved == [True]
+
+
+def is_written(folder: Path) -> bool:
+    return (folder / "model.safetensors").is_file()
 
 
 def test_a_picture_of_loss_and_what_was_measured(tmp_path: Path) -> None:
