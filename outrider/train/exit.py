@@ -36,8 +36,11 @@ class ExitTraining(HeadObjective):
         super().__init__(recipe, target, train, held_out, end_id)
         self._parts = differentiable(target, target.dtype)
 
-    def loss(self, model: ExitHead, tokens_BT: Tensor) -> Tensor:
-        """The loss on rows of text, each place drafted from once."""
+    def loss(self, model: ExitHead, tokens_BT: Tensor, whole_BT: Tensor) -> Tensor:
+        """The loss on rows of text, each place drafted from once.
+
+        It guesses every token, so that no row has more to learn from than another.
+        """
         recipe = self._recipe.head
         assert isinstance(recipe, ExitRecipe)
         states_BTD, logits_BTV = self._read(tokens_BT, model.taps)

@@ -43,8 +43,8 @@ class HeadObjective(ABC):
         self._written = torch.empty(0, recipe.train.context, dtype=torch.int32)
 
     @abstractmethod
-    def loss(self, model: Any, tokens_BT: Tensor) -> Tensor:
-        """The loss on some rows, with its gradients."""
+    def loss(self, model: Any, tokens_BT: Tensor, whole_BT: Tensor) -> Tensor:
+        """The loss on some of a step's rows, with its gradients; the whole step's is their mean."""
 
     @abstractmethod
     def drafter(self, model: Any) -> Drafter:
@@ -68,7 +68,7 @@ class HeadObjective(ABC):
         at_once = min(run.micro_tokens // run.context, len(tokens_BT) // together.count)
         micro = tokens_BT.split(max(1, at_once))
         for _, micro_BT in together.share(micro):
-            loss = self.loss(model, micro_BT)
+            loss = self.loss(model, micro_BT, tokens_BT)
             share = len(micro_BT) / len(tokens_BT)
             (share * loss).backward()
             total += share * loss.item()
@@ -79,7 +79,7 @@ class HeadObjective(ABC):
         run = self._recipe.train
         count = max(1, min(run.micro_tokens, run.batch_tokens) // run.context)
         tokens_BT = self._stream.rows(0, count * run.context, run.context)[0]
-        self.loss(model, tokens_BT).backward()
+        self.loss(model, tokens_BT, tokens_BT).backward()
         return tokens_BT.numel()
 
     def held_out(self, model: Any) -> float:

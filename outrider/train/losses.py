@@ -18,14 +18,19 @@ def distance(
     target_RM: Float[Tensor, "R M"],
     log_q_RM: Float[Tensor, "R M"],
     next_R: Int64[Tensor, " R"],
+    known: float | None = None,
 ) -> Float[Tensor, ""]:
     """Mean distance of the head's laws from the target's over the draft vocabulary.
 
-    `next_R` are the text's own next tokens as draft ids, -100 where they are none.
+    `next_R` are the text's own next tokens as draft ids, -100 where they are none. `ce` is a mean
+    over those that are some: `known` is their share of all rows of which these are a part, their
+    share of these where it is None; so the means of equal parts have the whole's as their mean.
     """
     if loss == "ce":
         lost = F.nll_loss(log_q_RM, next_R, ignore_index=-100, reduction="sum")
-        return lost / (next_R >= 0).sum().clamp(min=1)
+        if known is None:
+            known = float((next_R >= 0).float().mean())
+        return lost / (known * len(next_R)) if known else lost
     log_p_RM = target_RM.log_softmax(-1)
     if loss == "kl":
         return F.kl_div(log_q_RM, log_p_RM, reduction="batchmean", log_target=True)
