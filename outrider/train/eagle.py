@@ -31,9 +31,9 @@ class TrainingTimeTest(HeadObjective):
         """The loss on rows of text."""
         recipe = self._recipe.head
         assert isinstance(recipe, UnrolledRecipe)
-        features_BTF, logits_BTM = self._read(tokens_BT, model.taps, model.tokens)
+        features_BTF, log_p_BTM = self._read(tokens_BT, model.taps, model.tokens)
         pair = tokens_BT.to(features_BTF.device), whole_BT.to(features_BTF.device)
-        return unrolled_loss(model, recipe, pair, features_BTF, logits_BTM)
+        return unrolled_loss(model, recipe, pair, features_BTF, log_p_BTM)
 
     def drafter(self, model: Head) -> Drafter:
         """A drafter of a copy of the head."""
@@ -45,11 +45,12 @@ def unrolled_loss(
     recipe: UnrolledRecipe,
     texts: tuple[Tensor, Tensor],
     features_BTF: Tensor,
-    logits_BTM: Tensor,
+    log_p_BTM: Tensor,
 ) -> Tensor:
     """The weighted mean of the losses of all steps, in nats (total variation: a probability).
 
-    `texts` are rows, and all rows of which they are a part and whose loss is the parts' mean.
+    `texts` are rows, and all rows of which they are a part and whose loss is the parts' mean;
+    `log_p_BTM` is the target's law at the tokens that can be guessed.
     `block` is the number of tokens refused of all steps as one chain.
     """
     tokens_BT, whole_BT = texts
@@ -69,16 +70,16 @@ def unrolled_loss(
         first, last = 1 + step, 1 + step + rows
         h_BND = head.step(tokens_BT[:, first:last], h_BND, positions_BN + step, lines.attend)
         log_q_RM = head.logits(h_BND).float().log_softmax(-1).flatten(0, 1)
-        target_RM = logits_BTM[:, first:last].flatten(0, 1).float()
+        log_p_RM = log_p_BTM[:, first:last].flatten(0, 1)
         followed_BN = tokens_BT[:, first + 1 : last + 1]
         own = recipe.step_decay**step
         weight += own
         next_R = drafted[followed_BN].flatten()
         if recipe.loss == "block":
-            chain.append((target_RM.log_softmax(-1), log_q_RM, next_R))
+            chain.append((log_p_RM, log_q_RM, next_R))
             continue
         known = float((drafted[whole_BT[:, first + 1 : last + 1]] >= 0).float().mean())
-        loss = loss + own * distance(recipe.loss, target_RM, log_q_RM, next_R, known)
+        loss = loss + own * distance(recipe.loss, log_p_RM, log_q_RM, next_R, known)
     return block_shortfall(*zip(*chain, strict=True)) if chain else loss / weight
 
 

@@ -184,6 +184,15 @@ def test_two_shares_of_a_step_add_up_to_it_by_every_loss(loss: str) -> None:
         assert (own_grads - added_grads).norm() < 1e-4 * own_grads.norm()
 
 
+def test_the_law_that_is_learned_is_that_of_the_whole_vocabulary() -> None:
+    run, kept = run_of(), torch.tensor([3, 7, 20])
+    rows = torch.tensor([documents(1)[0][:12]])
+    _, log_p_BTM = run.objective._read(rows, (1,), kept)
+    due_BTV = TARGET.model(rows, use_cache=False).logits.log_softmax(-1)
+    torch.testing.assert_close(log_p_BTM, due_BTV[:, :, kept], atol=1e-4, rtol=1e-4)
+    assert log_p_BTM.exp().sum(-1).max() < 0.9
+
+
 def test_the_most_frequent_tokens_are_drafted() -> None:
     assert draft_tokens([[3, 3, 1], [1, 5], []], 6, 2).tolist() == [1, 3]
     assert draft_tokens([[3]], 6, 3).tolist() == [0, 1, 3]
