@@ -69,14 +69,27 @@ def _eagle3(
     tensors: Mapping[str, Tensor],
     target: LoadedTarget,
 ) -> Head:
-    if TAPS in (config.get("eagle_config") or {}) and not config.get(TAPS):
-        raise UnsupportedModel(
-            f"the head in {str(folder)!r} names its layers in eagle_config, where engines count "
-            f"them differently; say beside it, in {TAPS}, behind how many layers it reads"
-        )
-    said = {"draft_vocab_size": config.get("vocab_size"), **config}
+    said = {"draft_vocab_size": config.get("vocab_size"), **config, TAPS: _taps(folder, config)}
     own = {re.sub(r"^midlayer\.", "layers.0.", name): t for name, t in tensors.items()}
     return head_of(folder, {**said, "transformer_layer_config": config}, own, target)
+
+
+def _taps(folder: Path, config: Mapping[str, Any]) -> list[int] | None:
+    """Behind how many layers a head reads, where it says so; `save_original` has the two ways.
+
+    Raises:
+        ModelError: layers that are no numbers.
+    """
+    inner = config.get("eagle_config")
+    numbers = inner.get(TAPS) if isinstance(inner, Mapping) else None
+    if config.get(TAPS) or not numbers:
+        return config.get(TAPS)
+    if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
+        raise ModelError(
+            f"{TAPS} of eagle_config in {str(folder)!r} is {numbers!r}, no list of layers; give "
+            "the folder of an EAGLE-3 head"
+        )
+    return [number + 1 for number in numbers]
 
 
 def _eagle1(

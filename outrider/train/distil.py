@@ -64,7 +64,7 @@ class Distillation:
     def backward(self, model: Any, step: int, together: Together = ALONE) -> float:
         """Add one step's gradients; the loss returned is the total variation: 1 - acceptance."""
         if step % self._distil.refresh_steps == 0:
-            self._renew_pools(model, step)
+            self._renew_pools(model, step, together)
         batches = self._batches(step)
         total = sum(tokens_BT.numel() for tokens_BT in batches)
         variation = 0.0
@@ -109,23 +109,33 @@ class Distillation:
             for micro in part.split(max(1, run.micro_tokens // part.size(1)))
         ]
 
-    def _renew_pools(self, model: Any, step: int) -> None:
-        """Let both models continue prompts from the training text; the oldest rows make room."""
-        d = self._distil
+    def _renew_pools(self, model: Any, step: int, together: Together) -> None:
+        """Let both models continue prompts from the training text; the oldest rows make room.
+
+        Of several processes one has the target write, another the draft, and all get both.
+        """
+        d, device = self._distil, model.lm_head.weight.device
         model.eval()
-        for name, writer, share in (
-            ("target", self._target, d.target_share),
-            ("draft", model, d.draft_share),
-        ):
+        shares = {"target": d.target_share, "draft": d.draft_share}
+        written: dict[str, Tensor] = {}
+        for i, (name, writer) in enumerate((("target", self._target), ("draft", model))):
+            share = shares[name]
             if share == 0:
                 continue
             draw = generator(self._recipe.seed, f"written by {name}", step)
             rows = round(d.refresh_rows * share / (d.target_share + d.draft_share))
             prompts_BT = self._prompts(rows, draw)
             greedy_B = torch.rand(rows, generator=draw) < d.greedy_share
-            with forward.mixed(self._recipe.train, model.lm_head.weight.device):
-                new = continue_rows(writer, prompts_BT, d.continuation_tokens, greedy_B, draw)
-            self._pools[name] = torch.cat([self._pools[name], new])[-round(d.pool_rows * share) :]
+            written[name] = prompts_BT.new_zeros(rows, self._pools[name].size(1))
+            if i % together.count == together.rank:
+                with forward.mixed(self._recipe.train, device):
+                    written[name] = continue_rows(
+                        writer, prompts_BT, d.continuation_tokens, greedy_B, draw
+                    )
+        # Behind the loop: nobody waits for one text before writing another.
+        for name, new in written.items():
+            kept = [self._pools[name], together.added(new, device)]
+            self._pools[name] = torch.cat(kept)[-round(d.pool_rows * shares[name]) :]
         model.train()
 
     def _prompts(self, rows: int, draw: torch.Generator) -> Tensor:

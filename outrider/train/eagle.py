@@ -27,13 +27,13 @@ from outrider.train.recipe import EagleRecipe, HeadRecipe, UnrolledRecipe
 class TrainingTimeTest(HeadObjective):
     """The loss of a head like EAGLE-3's, from the second step on behind its own features."""
 
-    def loss(self, model: Head, tokens_BT: Tensor) -> Tensor:
+    def loss(self, model: Head, tokens_BT: Tensor, whole_BT: Tensor) -> Tensor:
         """The loss on rows of text."""
         recipe = self._recipe.head
         assert isinstance(recipe, UnrolledRecipe)
-        features_BTF, logits_BTM = self._read(tokens_BT, model.taps, model.tokens)
-        tokens_BT = tokens_BT.to(features_BTF.device)
-        return unrolled_loss(model, recipe, tokens_BT, features_BTF, logits_BTM)
+        features_BTF, log_p_BTM = self._read(tokens_BT, model.taps, model.tokens)
+        pair = tokens_BT.to(features_BTF.device), whole_BT.to(features_BTF.device)
+        return unrolled_loss(model, recipe, pair, features_BTF, log_p_BTM)
 
     def drafter(self, model: Head) -> Drafter:
         """A drafter of a copy of the head."""
@@ -43,18 +43,21 @@ class TrainingTimeTest(HeadObjective):
 def unrolled_loss(
     head: Head,
     recipe: UnrolledRecipe,
-    tokens_BT: Tensor,
+    texts: tuple[Tensor, Tensor],
     features_BTF: Tensor,
-    logits_BTM: Tensor,
+    log_p_BTM: Tensor,
 ) -> Tensor:
     """The weighted mean of the losses of all steps, in nats (total variation: a probability).
 
+    `texts` are rows, and all rows of which they are a part and whose loss is the parts' mean;
+    `log_p_BTM` is the target's law at the tokens that can be guessed.
     `block` is the number of tokens refused of all steps as one chain.
     """
+    tokens_BT, whole_BT = texts
     steps = recipe.steps
     # The last row's last step reads the last token but one, of which the next is known.
     rows = tokens_BT.shape[1] - steps - 1
-    position_1N = torch.arange(rows, device=tokens_BT.device)[None]
+    positions_BN = torch.arange(rows, device=tokens_BT.device).expand(len(tokens_BT), -1)
     lines = Lines(rows, tokens_BT.device)
     h_BND = head.fused(features_BTF[:, :rows].to(head.dtype))
     loss, weight = h_BND.new_zeros(()), 0.0
@@ -65,17 +68,18 @@ def unrolled_loss(
     chain: list[tuple[Tensor, Tensor, Tensor]] = []
     for step in range(steps):
         first, last = 1 + step, 1 + step + rows
-        h_BND = head.step(tokens_BT[:, first:last], h_BND, position_1N + step, lines.attend)
+        h_BND = head.step(tokens_BT[:, first:last], h_BND, positions_BN + step, lines.attend)
         log_q_RM = head.logits(h_BND).float().log_softmax(-1).flatten(0, 1)
-        target_RM = logits_BTM[:, first:last].flatten(0, 1).float()
+        log_p_RM = log_p_BTM[:, first:last].flatten(0, 1)
         followed_BN = tokens_BT[:, first + 1 : last + 1]
         own = recipe.step_decay**step
         weight += own
         next_R = drafted[followed_BN].flatten()
         if recipe.loss == "block":
-            chain.append((target_RM.log_softmax(-1), log_q_RM, next_R))
+            chain.append((log_p_RM, log_q_RM, next_R))
             continue
-        loss = loss + own * distance(recipe.loss, target_RM, log_q_RM, next_R)
+        known = float((drafted[whole_BT[:, first + 1 : last + 1]] >= 0).float().mean())
+        loss = loss + own * distance(recipe.loss, log_p_RM, log_q_RM, next_R, known)
     return block_shortfall(*zip(*chain, strict=True)) if chain else loss / weight
 
 

@@ -36,16 +36,19 @@ class ExitTraining(HeadObjective):
         super().__init__(recipe, target, train, held_out, end_id)
         self._parts = differentiable(target, target.dtype)
 
-    def loss(self, model: ExitHead, tokens_BT: Tensor) -> Tensor:
-        """The loss on rows of text, each place drafted from once."""
+    def loss(self, model: ExitHead, tokens_BT: Tensor, whole_BT: Tensor) -> Tensor:
+        """The loss on rows of text, each place drafted from once.
+
+        It guesses every token, so that no row has more to learn from than another.
+        """
         recipe = self._recipe.head
         assert isinstance(recipe, ExitRecipe)
-        states_BTD, logits_BTV = self._read(tokens_BT, model.taps)
+        states_BTD, log_p_BTV = self._read(tokens_BT, model.taps)
         adapted_BTD = model(states_BTD.to(model.dtype))
         normed_BTD = self._parts.norm(adapted_BTD.to(self._target.dtype))
         guessed_BTV = self._parts.output(normed_BTD).float()
         tokens_BT = tokens_BT.to(guessed_BTV.device)
-        return exit_loss(model, recipe, tokens_BT, (adapted_BTD, guessed_BTV), logits_BTV)
+        return exit_loss(model, recipe, tokens_BT, (adapted_BTD, guessed_BTV), log_p_BTV)
 
     def drafter(self, model: ExitHead) -> Drafter:
         """A drafter that never stops early, so that all its guesses are measured."""
@@ -58,15 +61,14 @@ def exit_loss(
     recipe: ExitRecipe,
     tokens_BT: Tensor,
     guessed: tuple[Tensor, Tensor],
-    logits_BTV: Tensor,
+    log_p_BTV: Tensor,
 ) -> Tensor:
     """Distance of the laws `[B, T, V]` in nats (`tv`, `block`: tokens), and of the confidence.
 
-    `guessed` are the adapted states and the logits they give.
+    `guessed` are the adapted states and the logits they give, `log_p_BTV` the target's law.
     """
     adapted_BTD, guessed_BTV = guessed
     log_q_BTV = guessed_BTV.log_softmax(-1)
-    log_p_BTV = logits_BTV.float().log_softmax(-1)
     following_BT = F.pad(tokens_BT[:, 1:], (0, 1), value=-100)
     if recipe.loss == "block":
         rows = tokens_BT.shape[1] - recipe.steps

@@ -43,8 +43,8 @@ class HeadObjective(ABC):
         self._written = torch.empty(0, recipe.train.context, dtype=torch.int32)
 
     @abstractmethod
-    def loss(self, model: Any, tokens_BT: Tensor) -> Tensor:
-        """The loss on some rows, with its gradients."""
+    def loss(self, model: Any, tokens_BT: Tensor, whole_BT: Tensor) -> Tensor:
+        """The loss on some of a step's rows, with its gradients; the whole step's is their mean."""
 
     @abstractmethod
     def drafter(self, model: Any) -> Drafter:
@@ -62,13 +62,13 @@ class HeadObjective(ABC):
         """Add one step's gradients, those of this process's rows, and return their loss."""
         run = self._recipe.train
         if self._recipe.head.written_share and not len(self._written):
-            self._write()
+            self._write(together)
         tokens_BT = self._rows(step)
         total = 0.0
         at_once = min(run.micro_tokens // run.context, len(tokens_BT) // together.count)
         micro = tokens_BT.split(max(1, at_once))
         for _, micro_BT in together.share(micro):
-            loss = self.loss(model, micro_BT)
+            loss = self.loss(model, micro_BT, tokens_BT)
             share = len(micro_BT) / len(tokens_BT)
             (share * loss).backward()
             total += share * loss.item()
@@ -79,7 +79,7 @@ class HeadObjective(ABC):
         run = self._recipe.train
         count = max(1, min(run.micro_tokens, run.batch_tokens) // run.context)
         tokens_BT = self._stream.rows(0, count * run.context, run.context)[0]
-        self.loss(model, tokens_BT).backward()
+        self.loss(model, tokens_BT, tokens_BT).backward()
         return tokens_BT.numel()
 
     def held_out(self, model: Any) -> float:
@@ -108,24 +108,30 @@ class HeadObjective(ABC):
     def _read(
         self, tokens_BT: Tensor, taps: tuple[int, ...], kept_M: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The target's states behind some layers, and its logits of some tokens or all, by rows."""
+        """The target's states behind some layers, and its log law at some tokens or all, by rows.
+
+        The law is that of the whole vocabulary.
+        """
         size, target = tokens_BT.shape[1], self._target
         seqs = [target.open(size) for _ in tokens_BT]
         try:
             with target.tapping(taps) as tapped:
                 rows = Rows(tuple(seqs), (size,) * len(seqs), tokens_BT.flatten())
-                logits_RM = target.score(rows)
-            if kept_M is not None:
-                logits_RM = logits_RM[:, kept_M]
+                logits_RV = target.score(rows).float()
+            norm_R1 = logits_RV.logsumexp(-1, keepdim=True)
+            log_p_RM = (logits_RV if kept_M is None else logits_RV[:, kept_M]) - norm_R1
             features = [tapped.of(seq) for seq in seqs]
         finally:
             for seq in seqs:
                 target.close(seq)
         # Copies: what is made in inference mode cannot be differentiated through.
-        return torch.stack(features).clone(), logits_RM.view(*tokens_BT.shape, -1).clone()
+        return torch.stack(features).clone(), log_p_RM.view(*tokens_BT.shape, -1)
 
-    def _write(self) -> None:
-        """Lets the target continue stretches of the text, greedily and at temperature 1."""
+    def _write(self, together: Together) -> None:
+        """Lets the target continue stretches of the text, greedily and at temperature 1.
+
+        Each of several processes writes its share, and gets the others'.
+        """
         run, head, seed = self._recipe.train, self._recipe.head, self._recipe.seed
         draw = generator(seed, "written")
         starts = torch.randint(self._stream.epoch_tokens, (head.written_rows,), generator=draw)
@@ -141,9 +147,16 @@ class HeadObjective(ABC):
             )
             for i, likeliest in enumerate(greedy.tolist())
         ]
-        done = _complete(Engine(self._target, NoDrafter(), Emitter(None)), prompts, params)
-        rows = [[*p, *d.token_ids] for p, d in zip(prompts, done, strict=True)]
-        self._written = torch.tensor(rows, dtype=torch.int32)
+        own = range(together.rank, head.written_rows, together.count)
+        done = _complete(
+            Engine(self._target, NoDrafter(), Emitter(None)),
+            [prompts[i] for i in own],
+            [params[i] for i in own],
+        )
+        written = torch.zeros(head.written_rows, run.context, dtype=torch.int32)
+        for i, one in zip(own, done, strict=True):
+            written[i] = torch.tensor([*prompts[i], *one.token_ids])
+        self._written = together.added(written, self._target.device)
 
 
 def _complete(

@@ -88,6 +88,9 @@ def train(
 
     `inputs` are hashes of what the run reads besides its recipe: a resumed run must find the same.
     Of several processes the leading one evaluates, saves and reports.
+
+    Raises:
+        InvalidConfig: a state of another run; processes that do not go on from one step.
     """
     torch.set_num_threads(recipe.train.threads)
     optimisers = Optimisers(model, recipe.train)
@@ -101,6 +104,8 @@ def train(
         objective.restore(state["objective"])
         step, before_s, history = state["step"], state["elapsed_s"], state["history"]
 
+    device = next(model.parameters()).device
+    together.check_same_step(step, device)
     started = saved = time.monotonic()
 
     def elapsed() -> float:
@@ -125,7 +130,6 @@ def train(
         )
 
     model.train()
-    device = next(model.parameters()).device
     while step < run.steps:
         over = max_minutes is not None and time.monotonic() - started > 60 * max_minutes
         if together.agreed(over, device):

@@ -15,23 +15,30 @@ if TYPE_CHECKING:
 
 def distance(
     loss: str,
-    target_RM: Float[Tensor, "R M"],
+    log_p_RM: Float[Tensor, "R M"],
     log_q_RM: Float[Tensor, "R M"],
     next_R: Int64[Tensor, " R"],
+    known: float | None = None,
 ) -> Float[Tensor, ""]:
-    """Mean distance of the head's laws from the target's over the draft vocabulary.
+    """Mean distance of the head's laws from the target's, of which the draft vocabulary is a part.
 
-    `next_R` are the text's own next tokens as draft ids, -100 where they are none.
+    `kl` and `reverse-kl` are taken from the target's law within that part. `tv` is one minus the
+    acceptance rate, sum min(p, q): what p has outside is lost.
+    `next_R` are the text's own next tokens as draft ids, -100 where they are none. `ce` is a mean
+    over those that are some: `known` is their share of all rows of which these are a part, their
+    share of these where it is None; so the means of equal parts have the whole's as their mean.
     """
     if loss == "ce":
         lost = F.nll_loss(log_q_RM, next_R, ignore_index=-100, reduction="sum")
-        return lost / (next_R >= 0).sum().clamp(min=1)
-    log_p_RM = target_RM.log_softmax(-1)
+        if known is None:
+            known = float((next_R >= 0).float().mean())
+        return lost / (known * len(next_R)) if known else lost
+    if loss == "tv":
+        return (log_q_RM.exp() - log_p_RM.exp()).clamp(min=0).sum(-1).mean()
+    within_RM = log_p_RM.log_softmax(-1)
     if loss == "kl":
-        return F.kl_div(log_q_RM, log_p_RM, reduction="batchmean", log_target=True)
-    if loss == "reverse-kl":
-        return F.kl_div(log_p_RM, log_q_RM, reduction="batchmean", log_target=True)
-    return (log_p_RM.exp() - log_q_RM.exp()).clamp(min=0).sum(-1).mean()
+        return F.kl_div(log_q_RM, within_RM, reduction="batchmean", log_target=True)
+    return F.kl_div(within_RM, log_q_RM, reduction="batchmean", log_target=True)
 
 
 def block_shortfall(
@@ -42,9 +49,10 @@ def block_shortfall(
     """Tokens of a chain that `block` verification is expected to refuse, a mean over R rows.
 
     `log_p` and `log_q` are the laws of both along the text, step by step, `path` the text's own
-    tokens as draft ids, -100 where they are none. Block verification keeps a prefix with mass
-    w(x^i) = min(q(x^i), p(x_i | before) w(x^(i-1))) (Sun et al., ICLR 2025, theorem 2). Along paths
-    drawn from p the sum over all prefixes is the mean of
+    tokens as draft ids, -100 where they are none; the target's law may have mass beside the M.
+    Block verification keeps a prefix with mass w(x^i) = min(q(x^i), p(x_i | before) w(x^(i-1)))
+    (Sun et al., ICLR 2025, theorem 2). Along paths drawn from p the sum over all prefixes is the
+    mean of
 
         sum_i sum_v min(r_(i-1) q_i(v), a_(i-1) p_i(v)),   a_i = min(a_(i-1), r_i),
 

@@ -64,12 +64,13 @@ def run_recipe(
         raise InvalidConfig(f"max_minutes={max_minutes}: a number of at least 0 is due")
     path = recipe_path(path_or_name)
     recipe = load_recipe(path)
+    # Before a device is picked: of several GPUs each process has its own.
+    together = joined(device)
     place = pick_device(device)
     folder = _folder(Path(out))
     resumed = resume and (folder / STATE_FOLDER / STATE_FILE).is_file()
     target = None if recipe.distil is None else _target_folder(folder, recipe.distil)
     # The folder's own tokenizer is another run's unless that run is resumed.
-    together = joined()
     with together.leading():
         prepared = prepare(
             recipe,

@@ -91,7 +91,7 @@ def prepare_draft(
             cannot be used.
         ModelError: no target that can be read.
     """
-    joined()
+    joined(device)
     folder = bundled_path("target") if str(target) == "bundled" else model_folder(Path(target))
     place = pick_device(device)
     teacher: Any = load_llama(folder)
@@ -142,7 +142,7 @@ def run_draft(
     Raises:
         InvalidConfig: a folder or state that cannot be used.
     """
-    together, state = joined(), out / STATE_FOLDER
+    together, state = joined(run.model.device), out / STATE_FOLDER
     with journal_of(state, resume, together) as journal:
         outcome = train(
             run.model,

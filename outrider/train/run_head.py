@@ -151,7 +151,7 @@ def prepare_head(
         UnsupportedModel: a target without hidden states to be had.
     """
     torch.set_num_threads(recipe.train.threads)
-    joined()
+    joined(device)
     folder = bundled_path("target") if str(target) == "bundled" else model_folder(Path(target))
     tokenizer = TextTokenizer(folder)
     texts = texts_of(text, recipe.corpus, manifest, tokenizer)
@@ -199,7 +199,7 @@ def run_head(
     Raises:
         InvalidConfig: a folder or state that cannot be used.
     """
-    together, state = joined(), out / STATE_FOLDER
+    together, state = joined(run.target.device), out / STATE_FOLDER
     with journal_of(state, resume, together) as journal:
         outcome = train(
             run.head,

@@ -26,7 +26,7 @@ from outrider.models.eagle1 import FeatureHead
 from outrider.models.head import TargetParts, check_fits, final_norm
 from outrider.models.hf import HuggingFaceTarget
 from outrider.models.medusa import MedusaHeads
-from outrider.models.originals import load_eagle, load_medusa
+from outrider.models.originals import load_eagle, load_medusa, save_original
 from outrider.models.speculators import TAPS
 from tests.drafters.heads import layer_config, random_head, tiny_target
 from tests.models.families import VOCAB, one_thread, random_model
@@ -159,6 +159,21 @@ def test_what_is_borrowed_makes_the_targets_own_logits(family: str, monkeypatch)
             TargetParts.of(target)
 
 
+def test_layers_are_read_by_either_way_of_counting_them(tmp_path: Path) -> None:
+    """SGLang's ids are from 0, of the layer that gave a state; ours say how many ran."""
+    said = {"eagle_config": {TAPS: [tap - 1 for tap in SHAPE.taps], "use_aux_hidden_state": True}}
+    for i, changes in enumerate(({TAPS: None}, {})):
+        folder, _ = eagle3(tmp_path / str(i), **changes, **said)
+        read = load_eagle(folder, TARGET)
+        assert isinstance(read, EagleHead) and read.shape.taps == SHAPE.taps
+    save_original(read, tmp_path / "saved", torch.float32)
+    config = json.loads((tmp_path / "saved" / "config.json").read_text())
+    del config[TAPS]
+    (tmp_path / "saved" / "config.json").write_text(json.dumps(config))
+    again = load_eagle(tmp_path / "saved", TARGET)
+    assert isinstance(again, EagleHead) and again.shape.taps == SHAPE.taps
+
+
 MAKERS = {"eagle": (eagle1, load_eagle), "eagle3": (eagle3, load_eagle),
           "medusa": (medusa, load_medusa)}  # fmt: skip
 
@@ -180,9 +195,9 @@ MAKERS = {"eagle": (eagle1, load_eagle), "eagle3": (eagle3, load_eagle),
         ("eagle3", {"num_hidden_layers": 2}, UnsupportedModel, "num_hidden_layers=2"),
         (
             "eagle3",
-            {TAPS: None, "eagle_config": {TAPS: [1, 3]}},
-            UnsupportedModel,
-            "names its layers in eagle_config",
+            {TAPS: None, "eagle_config": {TAPS: [1, "3"]}},
+            ModelError,
+            r"of eagle_config in .* is \[1, '3'\], no list of layers",
         ),
         ("medusa", {"medusa_num_heads": 4}, ModelError, "other tensors than Medusa heads"),
         ("medusa", {"medusa_num_heads": 0}, InvalidConfig, "num_heads=0; give at least 1"),

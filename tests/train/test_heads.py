@@ -20,10 +20,18 @@ from outrider.train import head as heads
 from outrider.train import loop
 from outrider.train.eagle import TrainingTimeTest, draft_tokens, new_head, taps_of
 from outrider.train.mtp import new_module
-from outrider.train.recipe import EagleRecipe, ExitRecipe, HeadRecipe, MtpRecipe, TrainRecipe
+from outrider.train.recipe import (
+    LOSSES,
+    EagleRecipe,
+    ExitRecipe,
+    HeadRecipe,
+    MtpRecipe,
+    TrainRecipe,
+)
 from outrider.train.run_head import HeadRun, head_recipe, plan_head, run_head
 from outrider.train.state import load_state
 from outrider.train.texts import read_texts
+from outrider.train.together import ALONE, Together
 from tests.house.layout import ROOT
 from tests.models.families import VOCAB, one_thread, random_model
 
@@ -156,6 +164,33 @@ def test_no_module_is_trained_for_a_mixture_of_experts() -> None:
     recipe = dataclasses.replace(RECIPE, eagle=EagleRecipe(), mtp=MtpRecipe(prompt_tokens=8))
     with pytest.raises(UnsupportedModel, match="a mixture of experts, for which no MTP module"):
         new_module(recipe, HuggingFaceTarget(random_model("mixtral")))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_two_shares_of_a_step_add_up_to_it_by_every_loss(loss: str) -> None:
+    """Though the text of one has more tokens that can be guessed than the other's."""
+    own = dataclasses.replace(RECIPE.eagle, loss=loss, written_share=0.0, draft_vocab=8)
+    for micro_tokens in (128, 32):
+        train = dataclasses.replace(RECIPE.train, batch_tokens=128, micro_tokens=micro_tokens)
+        run = run_of(dataclasses.replace(RECIPE, eagle=own, train=train))
+        found = []
+        for shares in ([ALONE], [Together(0, 2), Together(1, 2)]):
+            run.head.zero_grad()
+            lost = sum(run.objective.backward(run.head, 0, share) for share in shares)
+            grads = [p.grad.flatten() for p in run.head.parameters() if p.grad is not None]
+            found.append((lost, torch.cat(grads)))
+        (one, own_grads), (two, added_grads) = found
+        assert two == pytest.approx(one, abs=1e-5)
+        assert (own_grads - added_grads).norm() < 1e-4 * own_grads.norm()
+
+
+def test_the_law_that_is_learned_is_that_of_the_whole_vocabulary() -> None:
+    run, kept = run_of(), torch.tensor([3, 7, 20])
+    rows = torch.tensor([documents(1)[0][:12]])
+    _, log_p_BTM = run.objective._read(rows, (1,), kept)
+    due_BTV = TARGET.model(rows, use_cache=False).logits.log_softmax(-1)
+    torch.testing.assert_close(log_p_BTM, due_BTV[:, :, kept], atol=1e-4, rtol=1e-4)
+    assert log_p_BTM.exp().sum(-1).max() < 0.9
 
 
 def test_the_most_frequent_tokens_are_drafted() -> None:

@@ -16,7 +16,7 @@ VOCAB, DEPTH = 3, 3
 
 
 def test_every_loss_falls_and_is_zero_at_the_target() -> None:
-    logits = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
+    logits = torch.randn(5, 7, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
     following = torch.tensor([0, 6, -100, 3, 2])
     for loss in (name for name in LOSSES if name != "block"):
         other = (logits * 0.5).requires_grad_()
@@ -100,10 +100,49 @@ def test_its_gradient_is_that_of_the_enumerated_length() -> None:
 
 
 def test_of_one_token_it_is_the_total_variation_and_a_path_may_leave_the_draft_vocabulary() -> None:
-    logits = torch.randn(6, 7, generator=torch.Generator().manual_seed(0))
+    logits = torch.randn(6, 7, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
     p, q = logits.log_softmax(-1), (0.5 * logits).log_softmax(-1)
     tokens = torch.tensor([0, 1, 2, 3, 4, -100])
     one = block_shortfall([p], [q], [tokens])
     assert one == pytest.approx(float(distance("tv", logits, q, tokens)), abs=1e-6)
     nowhere = torch.full((6,), -100)
     assert block_shortfall([p, p], [q, q], [nowhere, nowhere]) == pytest.approx(float(one) + 1)
+
+
+class Hole(Tabular):
+    """A head that guesses all tokens but the last: its law has a hole there."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        for prefix, row in self.rows.items():
+            self.rows[prefix] = torch.cat((row[:-1].log_softmax(-1), torch.tensor([-torch.inf])))
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_what_the_target_has_outside_the_draft_vocabulary_is_lost(seed: int) -> None:
+    """By enumeration, the head seeing no more of either law than the tokens it can guess."""
+    p, q = Tabular(seed), Hole(seed + 10)
+    total = torch.zeros((), dtype=torch.float64)
+    for path in itertools.product(range(VOCAB), repeat=DEPTH):
+        log_p = [p.rows[path[:i]][None] for i in range(DEPTH)]
+        log_q = [q.rows[path[:i]][None, :-1] for i in range(DEPTH)]
+        tokens = [torch.tensor([x if x < VOCAB - 1 else -100]) for x in path]
+        chance = sum(log_p[i][0, x] for i, x in enumerate(path)).exp()
+        own = [row[:, :-1] for row in log_p]
+        total = total + chance * (DEPTH - block_shortfall(own, log_q, tokens))
+        first = distance("tv", own[0], log_q[0], tokens[0])
+    due = float(block_expected_accepted(p.law, q.law, DEPTH))
+    assert float(total) == pytest.approx(due, abs=1e-12)
+    alone = float(token_expected_accepted(p.law, q.law, 1))
+    assert 1 - float(first) == pytest.approx(alone, abs=1e-12)
+    within = own[0].log_softmax(-1)
+    assert abs(float(distance("tv", within, log_q[0], tokens[0]) - first)) > 1e-3
+
+
+def test_half_of_the_target_outside_is_half_of_the_guesses() -> None:
+    log_q = torch.randn(4, 5, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
+    log_p, tokens = log_q + torch.tensor(0.5).log(), torch.full((4,), -100)
+    assert distance("tv", log_p, log_q, tokens) == pytest.approx(0.5)
+    assert block_shortfall([log_p], [log_q], [tokens]) == pytest.approx(0.5)
+    for loss in ("kl", "reverse-kl"):
+        assert distance(loss, log_p, log_q, tokens) == pytest.approx(0.0, abs=1e-6)
