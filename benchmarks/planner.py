@@ -183,7 +183,8 @@ def run(options: Any, arguments: Sequence[str] | None) -> None:
 
 def show(name: str, found: dict[str, Any]) -> None:
     """One workload, as rows of a table."""
-    print(f"\n{name}: run {found['best']}; the advice is {'right' if found['advice']['right'] else 'wrong'}")
+    verdict = "right" if found["advice"]["right"] else "wrong"
+    print(f"\n{name}: run {found['best']}; the advice is {verdict}")
     print("| what | predicted | measured | holds |\n|---|---|---|---|")
     for one in found["verified"]:
         told, ran = (Spread(**one[key]) for key in ("predicted_speedup", "speedup"))

@@ -92,7 +92,9 @@ def bootstrapped(own: Sequence[Run], plain: Sequence[Run]) -> tuple[Spread, Spre
         tokens, seconds = np.array(runs, dtype=np.float64).T
         rates.append(tokens[chosen].sum(1) / seconds[chosen].sum(1))
         means.append(float(tokens.sum() / seconds.sum()))
-    return _spread(means[0], rates[0], size), _spread(means[0] / means[1], rates[0] / rates[1], size)
+    return _spread(means[0], rates[0], size), _spread(
+        means[0] / means[1], rates[0] / rates[1], size
+    )
 
 
 def _spread(mean: float, found: np.ndarray, size: int) -> Spread:
