@@ -320,6 +320,7 @@ class RoundTrace:
         source: `correction` or `bonus`, what that one is.
         kept: how many of path and added token stayed after stop rules.
         num_texts: texts that went through the round together and share its times.
+        num_rows: of all of them: a row of each, and one for each drafted token.
         times: the round's seconds.
     """
 
@@ -344,6 +345,7 @@ class RoundTrace:
     source: Source
     kept: int
     num_texts: int
+    num_rows: int
     times: StageTimes
 
     def as_dict(self) -> dict[str, Any]:

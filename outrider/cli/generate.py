@@ -86,7 +86,8 @@ def generate(
             "--trace",
             metavar="FILE",
             help="Write every round here, a line of JSON each: candidates, their probabilities, "
-            "the path kept, times. `outrider replay` reads it.",
+            "the path kept, times. It holds the text: you alone may read it. `outrider replay` "
+            "does.",
         ),
     ] = None,
     observe: Annotated[
@@ -94,7 +95,8 @@ def generate(
         typer.Option(
             "--observe",
             help="With --trace: keep no guess, so that there is one behind every token and any "
-            "depth can be replayed, and time a few rounds of each depth. The text is the same.",
+            "depth can be replayed, and time a few rounds of each depth. At temperature 0 and "
+            "under coupled the text is the same.",
         ),
     ] = False,
 ) -> int:
@@ -151,6 +153,8 @@ def generate(
         seed=seed,
         stop=tuple(stop or ()),
     )
+    from outrider.control.trace import open_private
+
     # Where runs are compared each reads its prompt.
     loading = options.Loading(
         model, drafter, depth, rule, strict, dtype, device, width, nodes,
@@ -163,7 +167,7 @@ def generate(
         shape=options.as_shape(shape),
     ).profiled(profile)  # fmt: skip
     sampling, loading = _settled(sampling, loading)
-    with nullcontext() if trace is None else trace.open("w", encoding="utf-8") as rounds:
+    with nullcontext() if trace is None else open_private(trace) as rounds:
         llm = loading.load()
         tokens = llm.tokenizer.encode(text)
         if compare:
@@ -232,7 +236,7 @@ def _traced(
     how: _Tracing,
 ) -> Run:
     """Writes each round before it is shown; Ctrl-C loses the one under way at most."""
-    from outrider.control.observe import NAME, observing
+    from outrider.control.observe import observing
     from outrider.control.record import (
         Asked,
         check_observable,
@@ -257,7 +261,7 @@ def _traced(
             if show is not None:
                 show(delta)
 
-        llm.rule = NAME if how.observe else rule
+        llm.rule = watched.name if how.observe else rule
         try:
             run = measure(llm, tokens, sampling, show=write, trace=True)
         finally:

@@ -118,16 +118,14 @@ def plan(
     )  # fmt: skip
     llm = loading.load()
     texts = _prompts(prompts, num_prompts)
-    sampling = SamplingParams(
-        max_tokens=max_tokens, temperature=temperature, seed=seed, ignore_eos=True
-    )
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     asked = Asked([llm.tokenizer.encode(text) for text in texts], sampling, depth)
     with terminal.err().status("planning ...") as status:
         found = run(llm.requests, asked, search, lambda now: status.update(f"{now} ..."))
     best = found.best(search.batches[0])
-    how = _speculating(llm, dict(zip(search.drafters, specs, strict=True)), best)
+    how = _speculating(llm, model, dict(zip(search.drafters, specs, strict=True)), best)
     if save is not None:
-        _save(save, how, best, found)
+        _save(save, how, best, found, rule=best.candidate.rule if rules else None)
     drawn = _draw(found, charts)
     if json_output:
         typer.echo(json.dumps(_as_dict(found, search.batches, how)))
@@ -177,17 +175,19 @@ def _prompt(line: str, file: Path) -> str:
     return text
 
 
-def _speculating(llm: LLM, specs: dict[str, str], best: Prediction) -> Speculating:
-    """The best, as other engines are told."""
+def _speculating(llm: LLM, target: str, specs: dict[str, str], best: Prediction) -> Speculating:
+    """The best, as other engines are told; paths hold wherever a command is run."""
     from outrider.drafters import DrafterSpec
     from outrider.interop.commands import Speculating
     from outrider.llm.load import draft_folder
 
-    kind, model = best.candidate, str(llm.tokenizer.folder)
+    kind, file = best.candidate, Path(target)
+    model = str(file.resolve() if file.exists() else llm.tokenizer.folder)
     if kind.depth == 0:
-        return Speculating(model, "none", 0, kind.rule)
-    spec = specs[kind.drafter]
-    path = spec.partition(":")[2] or None
+        return Speculating(model, "none", 0, kind.rule, batch=kind.batch)
+    name, _, path = specs[kind.drafter].partition(":")
+    path = str(Path(path).resolve()) if path and Path(path).exists() else path or None
+    spec = name if path is None else f"{name}:{path}"
     if spec == "draft":
         (parsed,) = DrafterSpec.parse_all(spec)
         path = str(draft_folder(parsed, "bundled"))
@@ -200,10 +200,11 @@ def _speculating(llm: LLM, specs: dict[str, str], best: Prediction) -> Speculati
         None if trees is None else trees.width,
         None if trees is None else trees.nodes,
         path,
+        kind.batch,
     )
 
 
-def _save(path: Path, how: Speculating, best: Prediction, found: Plan) -> None:
+def _save(path: Path, how: Speculating, best: Prediction, found: Plan, *, rule: str | None) -> None:
     from outrider.bench.machine import Machine
     from outrider.llm.profile import write_profile
 
@@ -212,6 +213,7 @@ def _save(path: Path, how: Speculating, best: Prediction, found: Plan) -> None:
     say = {
         "drafter": how.drafter,
         "k": kind.depth if speculates else None,
+        "rule": rule,
         "width": kind.width,
         "nodes": kind.nodes,
         "shape": None if kind.shape is None else list(kind.shape),
@@ -294,6 +296,11 @@ def _close(found: Plan, how: Speculating, written: list[Path], console: Console)
         lines.append(
             f"{held} of {len(found.verified)} predicted speed-ups were within 10 % of what was "
             f"run, or inside its interval; tokens/s were {worst:.0%} off at most"
+        )
+        groups = found.verified[0].speedup.num_groups
+        lines.append(
+            f"intervals of what was run are over {groups} groups of texts, each run twice: other "
+            "prompts are in them, this machine on another day is not"
         )
     if written:
         lines.append(f"written: {', '.join(map(str, written))}")

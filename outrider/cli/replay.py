@@ -127,6 +127,11 @@ def _default(texts: list[TracedText], batch: int) -> list[str]:
     return ["none", *depths, "expected", *(["oracle"] if batch == 1 else [])]
 
 
+def _chooses(text: TracedText) -> bool:
+    """Whether a controller drafted."""
+    return text.settings.drafter == "auto" or "," in text.settings.drafter
+
+
 def _print(found: list[Replayed], seen: _Seen) -> None:
     console = terminal.out()
     if not console.is_terminal:
@@ -148,6 +153,12 @@ def _print(found: list[Replayed], seen: _Seen) -> None:
     console.print(table)
     unknown = max(one.unknown for one in found)
     lines = [f"{len(seen.texts)} texts, {seen.best.tokens} tokens, {seen.batch} at a time"]
+    several = sorted({one.settings.drafter for one in seen.texts if _chooses(one)})
+    if several:
+        lines.append(
+            f"{', '.join(several)} chose among drafters, whose guesses and times are taken as one "
+            "drafter's; trace with --drafter and one name"
+        )
     if unknown:
         lines.append(
             f"up to {unknown} rounds stand where the trace has no guess, and count as keeping "

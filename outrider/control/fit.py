@@ -20,7 +20,7 @@ CONTEXT = 512
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A kind of round: how many texts, levels and nodes of each, and who drafted."""
+    """A kind of round: who drafted, texts, levels of the one looked at, and nodes of all."""
 
     drafter: str
     texts: int
@@ -42,7 +42,8 @@ def costs_of(texts: Iterable[TracedText]) -> Costs:
         raise InvalidConfig("no round but those that read prompts; trace longer texts")
     kinds: dict[_Seen, list[TracedRound]] = defaultdict(list)
     for text, one in rounds:
-        size, nodes = one.trace.num_texts, len(one.trace.tokens)
+        size = one.trace.num_texts
+        nodes = one.trace.num_rows - size
         kinds[_Seen(text.settings.drafter, size, levels_of(one), nodes)].append(one)
     other_s = median(text.settings.other_s for text in texts)
     text_s, row_s = _verification(kinds, other_s)
@@ -69,7 +70,7 @@ def _forwards(rounds: list[TracedRound]) -> tuple[ForwardCost, ...]:
     for one in rounds:
         size = one.trace.num_texts
         own = found.setdefault(one.trace.position // CONTEXT, {})
-        own.setdefault((size, size * (1 + len(one.trace.tokens))), []).append(one)
+        own.setdefault((size, one.trace.num_rows), []).append(one)
     kinds = {kind for own in found.values() for kind in own}
     if any(own.keys() != kinds for own in found.values()):
         # Lines between contexts would lie between rows of different numbers.
@@ -88,14 +89,14 @@ def _drafting(kinds: dict[_Seen, list[TracedRound]], name: str) -> DraftCost:
     own = {kind: seen for kind, seen in kinds.items() if kind.drafter == name and kind.levels}
     if not own:
         return DraftCost()
-    rows = [[1.0, kind.levels, kind.texts * kind.nodes - kind.levels] for kind in own]
+    rows = [[1.0, kind.levels, kind.nodes - kind.levels] for kind in own]
     times = [median(one.trace.times.draft_s for one in seen) for seen in own.values()]
     return DraftCost(*_line(rows, times, [len(seen) for seen in own.values()]))
 
 
 def _verification(kinds: dict[_Seen, list[TracedRound]], other_s: float) -> tuple[float, float]:
     """What a text, and each of its drafted rows more, take beside drafting and scoring."""
-    rows = [[float(kind.texts), float(kind.texts * kind.nodes)] for kind in kinds]
+    rows = [[float(kind.texts), float(kind.nodes)] for kind in kinds]
     times = [
         median(one.trace.times.verify_s + one.trace.times.commit_s for one in seen) + other_s
         for seen in kinds.values()
@@ -131,9 +132,9 @@ def _with_prompts(costs: Costs, texts: list[TracedText]) -> Costs:
         tokens = text.settings.prompt_tokens * first.trace.num_texts
         if first.trace.round or tokens < 2:
             continue
-        size, nodes = first.trace.num_texts, len(first.trace.tokens)
-        score_s = costs.score_s(size * (1 + nodes), size, text.settings.prompt_tokens)
-        draft_s = costs.draft_s(name, levels_of(first), size * nodes)
+        size, rows = first.trace.num_texts, first.trace.num_rows
+        score_s = costs.score_s(rows, size, text.settings.prompt_tokens)
+        draft_s = costs.draft_s(name, levels_of(first), rows - size)
         target.append(max(0.0, first.trace.times.score_s - score_s) / tokens)
         drafts[name].append(max(0.0, first.trace.times.draft_s - draft_s) / tokens)
     return Costs(

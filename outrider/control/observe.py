@@ -1,13 +1,15 @@
 """Texts in which nothing that was guessed is kept, so that there is a guess behind every token.
 
 One such text tells what any draft length would have done with it: the walk of a policy from token
-to token finds a guess wherever it comes to stand. The text itself is that of plain decoding.
+to token finds a guess wherever it comes to stand. Under `greedy` and
+`coupled` the text is that of plain decoding; under rules in law it is one of the same law.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -16,17 +18,16 @@ from outrider.decoding import RULES, Draft, RoundNoise, Rule, TargetRows, Verdic
 from outrider.decoding.laws import Law
 
 NAME = "observed"
-"""What the wrapped rule is registered as, meanwhile."""
+"""What wrapped rules are registered as meanwhile, each with a number of its own."""
+_NUMBERS = count()
 _WORD = (1 << 64) - 1
 
 
 class Observed(Rule):
     """A rule that keeps no drafted token, and notes which the rule it wraps would have kept."""
 
-    name = NAME
-
     def __init__(self, rule: Rule) -> None:
-        self.rule = rule
+        self.rule, self.name = rule, f"{NAME}-{next(_NUMBERS)}"
         self.source, self.guarantee, self.trees = rule.source, rule.guarantee, rule.trees
         self.kinds, self.reads, self.drawing = rule.kinds, rule.reads, rule.drawing
         self.needs_probs, self.needs_draft_law = rule.needs_probs, rule.needs_draft_law
@@ -41,8 +42,8 @@ class Observed(Rule):
         would = self.rule.verify(draft, target, noise)
         paths = zip(would.path_BD.tolist(), would.num_accepted_B.tolist(), strict=True)
         keys = zip(*(part.tolist() for part in _address(noise)), strict=True)
-        for key, (path, count) in zip(keys, paths, strict=True):
-            self._would[key] = tuple(path[:count])
+        for key, (path, kept) in zip(keys, paths, strict=True):
+            self._would[key] = tuple(path[:kept])
         tokens_BN = draft.tree.tokens_BN
         none_B = torch.zeros_like(draft.tree.counts_B)
         plain = self.rule.verify(Draft.chain(tokens_BN[:, :0], none_B, None), target, noise)
@@ -56,17 +57,17 @@ class Observed(Rule):
 
 @contextmanager
 def observing(rule: str, *, lossless: bool = True) -> Iterator[Observed]:
-    """A rule under the name NAME, which requests can ask for meanwhile.
+    """A rule under a name of its own, which requests can ask for meanwhile.
 
     Raises:
         InvalidConfig: an unknown rule, or a lossy one that is not asked for.
     """
     observed = Observed(rule_named(rule, lossless=lossless))
-    RULES[NAME] = observed
+    RULES[observed.name] = observed
     try:
         yield observed
     finally:
-        del RULES[NAME]
+        del RULES[observed.name]
 
 
 def _address(noise: RoundNoise) -> tuple[Tensor, Tensor, Tensor]:

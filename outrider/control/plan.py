@@ -15,8 +15,9 @@ from outrider.config import check_whole
 from outrider.control.costs import Costs
 from outrider.control.fit import costs_of
 from outrider.control.policies import Fixed
-from outrider.control.record import Asked, completed, depths_to_time, observed, timed
+from outrider.control.record import Asked, depths_to_time, observed, timed
 from outrider.control.replay import Guesses, Replayed, replay
+from outrider.control.runs import Arm, Run, Spread, bootstrapped, compared, whole
 from outrider.control.trace import TracedText
 from outrider.control.trees import TreeCosts, best_static_tree, node_budget
 from outrider.decoding import RULES, theory
@@ -24,23 +25,10 @@ from outrider.engine import Requests
 from outrider.errors import InvalidConfig
 from outrider.tree import MAX_NODES, TreeBudget
 
-RESAMPLES = 2_000
 DRAWS = 4
 """Outcomes that are averaged over, where what is kept has a law."""
 MOST = 32
 """Nodes of trees that are looked at."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """A figure and its interval of 95 percent."""
-
-    mean: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +112,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class BreakEven:
-    """At which acceptance speculation would begin to pay.
+    """At which acceptance a drafter that guesses in every round would begin to pay.
 
     Attributes:
         acceptance: of every position, conditional; None where none would do.
@@ -301,7 +289,8 @@ class _Planner:
         """All candidates at a batch, the best first."""
         found: list[Prediction] = []
         plain: Replayed | None = None
-        for (drafter, rule, width), texts in self._texts.items():
+        for (drafter, rule, width), own in self._texts.items():
+            texts = whole(own, batch)
             costs = self._costs(batch, (drafter, rule))
             base = _averaged(texts, Fixed("none"), costs[0], batch)
             if plain is None:
@@ -342,8 +331,8 @@ class _Planner:
         costs: tuple[Costs, Costs, Costs],
         texts: list[TracedText],
     ) -> Prediction:
-        own, plain = (_per_text(one) for one in ways)
-        rate, gain = _bootstrap(own, plain)
+        own, plain = (_per_batch(one, candidate.batch) for one in ways)
+        rate, gain = bootstrapped(own, plain)
         apart = _apart(candidate, costs, ways[0][0])
         rounds = sum(one.rounds for one in ways[0]) / len(ways[0])
         middle = texts[0].settings.prompt_tokens + len(texts[0].tokens) // 2
@@ -363,25 +352,18 @@ class _Planner:
         self._note(f"running the best {len(best)}, {batch} at a time")
         plain = Candidate("none", best[0].candidate.rule, batch)
         arms = [plain, *(one.candidate for one in best)]
-        runs = _in_turn(
-            self._requests, [(self._arm(one), one.trees) for one in arms], self._asked.prompts
-        )
-        found: list[Verified] = []
-        for prediction, own in zip(best, runs[1:], strict=True):
-            rate, gain = _bootstrap(own, runs[0])
-            plain_rate = _bootstrap(runs[0], runs[0])[0]
-            found.append(Verified(prediction, rate.mean, plain_rate.mean, gain))
-        return found
-
-    def _arm(self, one: Candidate) -> Asked:
-        drafter = None if one.depth == 0 else one.drafter
-        return replace(
-            self._asked, depth=one.depth, rule=one.rule, batch=one.batch, drafter=drafter
-        )
+        runs = compared(self._requests, [arm_of(one, self._asked) for one in arms])
+        return [
+            Verified(prediction, rate.mean, runs[0][0].mean, gain)
+            for prediction, (rate, gain) in zip(best, runs[1:], strict=True)
+        ]
 
     def _break_even(self) -> list[BreakEven]:
         found: list[BreakEven] = []
         for drafter in self._search.drafters:
+            if self._requests.engine.choice.of(drafter).certain:
+                # A look-up has nothing to offer in most rounds, and they cost it next to nothing.
+                continue
             for batch in self._search.batches:
                 costs = self._costs(batch, (drafter, self._search.rules[0]))[0]
                 needed = _needed(costs, drafter, batch, self._search.depth)
@@ -402,41 +384,11 @@ class _Planner:
         return tuple((kept / max(1, count)).tolist())
 
 
-def measured(requests: Requests, arms: Sequence[Asked]) -> list[Spread]:
-    """Tokens per second of some ways to make the same texts, run in turn, there and back."""
-    trees = requests.engine.trees
-    runs = _in_turn(requests, [(arm, trees) for arm in arms], arms[0].prompts)
-    return [_bootstrap(one, one)[0] for one in runs]
-
-
-def _in_turn(
-    requests: Requests,
-    arms: Sequence[tuple[Asked, TreeBudget | None]],
-    prompts: Sequence[Sequence[int]],
-) -> list[list[tuple[int, float]]]:
-    """Tokens and seconds of each arm on each group of prompts: A B C C B A on one after another."""
-    batch = arms[0][0].batch or len(prompts)
-    for asked, trees in arms:
-        few = replace(asked.sampling, max_tokens=8, min_tokens=0)
-        _rate(requests, replace(asked, sampling=few, prompts=prompts[:batch]), trees)
-    # About six groups, of whole batches.
-    size = batch * max(1, round(len(prompts) / batch / 6))
-    rates: list[list[tuple[int, float]]] = [[] for _ in arms]
-    for first in range(0, len(prompts), size):
-        for which in (*range(len(arms)), *reversed(range(len(arms)))):
-            asked, trees = arms[which]
-            group = replace(asked, prompts=prompts[first : first + size])
-            rates[which].append(_rate(requests, group, trees))
-    return [_pairs(one) for one in rates]
-
-
-def _rate(requests: Requests, asked: Asked, trees: TreeBudget | None) -> tuple[int, float]:
-    """Tokens and seconds of some texts, made without a trace."""
-    engine = requests.engine
-    engine.trees = trees
-    before = engine.metrics.committed, engine.metrics.wall_s
-    completed(requests, asked)
-    return engine.metrics.committed - before[0], engine.metrics.wall_s - before[1]
+def arm_of(one: Candidate, asked: Asked) -> Arm:
+    """How a candidate is run, on the prompts and under the law that are asked for."""
+    drafter = None if one.depth == 0 else one.drafter
+    own = replace(asked, depth=one.depth, rule=one.rule, batch=one.batch, drafter=drafter)
+    return own, one.trees
 
 
 def _averaged(
@@ -447,49 +399,24 @@ def _averaged(
     return [replay(texts, policy, costs, batch=batch, draw=i) for i in range(DRAWS if drawn else 1)]
 
 
-def _per_text(ways: Sequence[Replayed]) -> list[tuple[int, float]]:
-    """Tokens and seconds of each text, in the mean over the outcomes."""
-    found: list[tuple[int, float]] = []
-    for number, steps in enumerate(ways[0].steps):
-        seconds = sum(step.seconds for one in ways for step in one.steps[number]) / len(ways)
-        tokens = sum(step.kept + 1 for step in steps)
-        found.append((tokens, seconds + ways[0].prompt_s / len(ways[0].steps)))
+def _per_batch(ways: Sequence[Replayed], batch: int) -> list[Run]:
+    """Tokens and seconds of each batch, which shares its rounds, in the mean over the outcomes."""
+    found: list[Run] = []
+    texts = ways[0].steps
+    prompt_s = ways[0].prompt_s / len(texts)
+    for first in range(0, len(texts), batch):
+        own = range(first, first + batch)
+        seconds = sum(step.seconds for one in ways for i in own for step in one.steps[i])
+        tokens = sum(step.kept + 1 for i in own for step in texts[i])
+        found.append((tokens, seconds / len(ways) + batch * prompt_s))
     return found
-
-
-def _pairs(runs: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Two runs of each group as one."""
-    return [
-        (one[0] + other[0], one[1] + other[1])
-        for one, other in zip(runs[::2], runs[1::2], strict=True)
-    ]
-
-
-def _bootstrap(
-    own: Sequence[tuple[int, float]], plain: Sequence[tuple[int, float]]
-) -> tuple[Spread, Spread]:
-    """Tokens per second, and how many times those of plain decoding, over texts drawn again."""
-    size = len(own)
-    chosen = np.random.default_rng(0).integers(0, size, (RESAMPLES, size))
-    rates: list[np.ndarray] = []
-    means: list[float] = []
-    for texts in (own, plain):
-        tokens, seconds = np.array(texts, dtype=np.float64).T
-        rates.append(tokens[chosen].sum(1) / seconds[chosen].sum(1))
-        means.append(float(tokens.sum() / seconds.sum()))
-    return _spread(means[0], rates[0]), _spread(means[0] / means[1], rates[0] / rates[1])
-
-
-def _spread(mean: float, found: np.ndarray) -> Spread:
-    low, high = (float(one) for one in np.quantile(found, (0.025, 0.975)))
-    return Spread(mean, min(low, mean), max(high, mean))
 
 
 def _widened(spread: Spread, apart: float) -> Spread:
     """The interval of two independent sources of doubt."""
     low = 1 - ((1 - spread.low / spread.mean) ** 2 + apart**2) ** 0.5
     high = 1 + ((spread.high / spread.mean - 1) ** 2 + apart**2) ** 0.5
-    return Spread(spread.mean, spread.mean * low, spread.mean * high)
+    return replace(spread, low=spread.mean * max(0.0, low), high=spread.mean * high)
 
 
 def _apart(candidate: Candidate, costs: tuple[Costs, Costs, Costs], found: Replayed) -> float:

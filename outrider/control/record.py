@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from outrider.config import SamplingParams
 from outrider.control.controller import Controller
-from outrider.control.observe import NAME, Observed, observing
+from outrider.control.observe import Observed, observing
 from outrider.control.trace import TextSettings, TracedRound, TracedText
 from outrider.drafters import Drafter
 from outrider.engine import Requests
@@ -52,7 +52,7 @@ def recorded(requests: Requests, asked: Asked) -> list[TracedText]:
 
 
 def observed(requests: Requests, asked: Asked) -> list[TracedText]:
-    """The same texts with a guess behind every token; see `outrider.control.observe`.
+    """Texts with a guess behind every token; see `outrider.control.observe`.
 
     Raises:
         InvalidConfig: a controller drafts.
@@ -60,7 +60,7 @@ def observed(requests: Requests, asked: Asked) -> list[TracedText]:
     check_observable(requests.engine.choice.of(asked.drafter))
     rule = resolved(requests, asked)
     with observing(rule, lossless=requests.lossless) as watched:
-        return _made(requests, asked, NAME, watched)
+        return _made(requests, asked, watched.name, watched)
 
 
 def check_observable(drafter: Drafter) -> None:
@@ -85,7 +85,8 @@ def timed(
     does not favour some of them, and may be seen to. What no stage of a round holds is measured
     before, without a trace, which takes time of its own.
     """
-    few = replace(asked, sampling=replace(asked.sampling, max_tokens=TIMED_TOKENS, min_tokens=0))
+    sampling = replace(asked.sampling, max_tokens=TIMED_TOKENS, min_tokens=0, ignore_eos=True)
+    few = replace(asked, sampling=sampling)
     metrics = requests.engine.metrics
     completed(requests, replace(few, depth=max(depths)))
     before, rounds = metrics.other_s, metrics.rounds + metrics.plain_rounds

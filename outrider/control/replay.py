@@ -4,8 +4,11 @@ Behind every token of an observed text stands a guess, so any depth up to the tr
 through it exactly as it would have run, under `greedy`, `match` and `coupled`. Under `token` and
 `block` it is known of each token of the text how likely target and draft thought it, and with that
 the law of what is kept, given the text: `token` keeps i tokens or more with the product of
-min(1, q / p), `block` with the least of 1 and q / p of all paths up to there. Trees under rules in
-law keep what the rule would have kept of those that were drawn, which is near.
+min(1, q / p), `block` with the least of 1 and q / p of all paths up to there. That takes each
+level's law to be the one of a round begun there, as a draft model's is; a head feeds on its own
+features from the second level on, and is promised too much. Of what is certain (look-ups) that part
+is kept which the text has too: a point mass that was rejected never stands there. Trees under rules
+in law keep what the rule would have kept of those that were drawn, which is near.
 
 Of a text that was traced as it ran guesses are known where rounds began and, of chains, inside of
 what was kept; where a walk comes to stand elsewhere nothing counts as kept, and such rounds are
@@ -17,14 +20,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import takewhile
 
 import numpy as np
 
 from outrider.control.acceptance import Acceptance
 from outrider.control.costs import Costs
-from outrider.control.policies import Oracle, Policy, View
+from outrider.control.policies import Oracle, Policy, Threshold, View
 from outrider.control.trace import TracedRound, TracedText
 from outrider.errors import InvalidConfig
+
+IN_LAW = ("token", "block")
+"""Rules under which a text and what is kept of a draft go together in law alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +55,23 @@ class Guesses:
     draw: int = 0
 
     @cached_property
+    def _tokens(self) -> list[int]:
+        return self.text.tokens
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of the text."""
-        return len(self.text.tokens)
+        return len(self._tokens)
+
+    def _kept(self, one: TracedRound) -> tuple[int, ...]:
+        """Rows that the rule keeps of what a round drafted."""
+        drawn = any(prob is not None for prob in one.trace.draft_probs)
+        if one.would is None or drawn or self.text.settings.rule not in IN_LAW:
+            return one.path
+        made = one.trace.position - self.text.settings.prompt_tokens
+        pairs = zip(one.trace.tokens, self._tokens[made:], strict=False)
+        alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return tuple(range(1, alike + 1))
 
     @cached_property
     def _at(self) -> dict[int, tuple[TracedRound, int]]:
@@ -74,7 +95,7 @@ class Guesses:
     @cached_property
     def _ratios(self) -> list[float | None] | None:
         """q / p of each token of the text, None where q is unknown; None under other rules."""
-        if self.text.settings.rule not in ("token", "block"):
+        if self.text.settings.rule not in IN_LAW:
             return None
         ratios: list[float | None] = []
         for one in self.text.rounds:
@@ -149,7 +170,7 @@ class Guesses:
             inside = sorted(sorted(inside, key=lambda row: (-worths[row - 1], row))[:nodes])
         own = set(inside)
         kept = 0
-        for row in one.path[above:]:
+        for row in self._kept(one)[above:]:
             if row not in own:
                 break
             kept += 1
@@ -273,7 +294,8 @@ def replay(
         draw: which of the outcomes that have the same law, where what is kept has one.
 
     Raises:
-        InvalidConfig: no text; what was run, of observed texts; an oracle for several texts.
+        InvalidConfig: no text; what was run, of observed texts; an oracle for several texts; a
+            threshold under `token` or `block`.
     """
     if not texts:
         raise InvalidConfig("no text to replay; trace one with `outrider generate --trace FILE`")
@@ -281,6 +303,12 @@ def replay(
         return _as_run(texts)
     if isinstance(policy, Oracle) and batch > 1:
         raise InvalidConfig(f"an oracle walks through texts one by one, and batch={batch}; use 1")
+    if isinstance(policy, Threshold) and any(text.settings.rule in IN_LAW for text in texts):
+        raise InvalidConfig(
+            f"policy {policy.name!r} goes by tokens as they were drawn, which under rules in law "
+            f"({', '.join(IN_LAW)}) are not those of the text; replay depths, or trace under "
+            "coupled"
+        )
     guesses = [Guesses(text, draw * len(texts) + i) for i, text in enumerate(texts)]
     steps: list[tuple[Step, ...]] = []
     wall_s = 0.0
@@ -408,7 +436,7 @@ def _as_run(texts: Sequence[TracedText]) -> Replayed:
         for one in text.rounds:
             made = one.trace.position - text.settings.prompt_tokens
             levels = max(_depths(one.trace.parents))
-            seconds = one.seconds / one.trace.num_texts
+            seconds = (one.seconds + text.settings.other_s) / one.trace.num_texts
             own.append(Step(made, levels, len(one.trace.tokens), one.trace.kept - 1, seconds))
         steps.append(tuple(own))
     wall_s = sum(step.seconds for text in steps for step in text)

@@ -1,11 +1,13 @@
 """Traces on disk: a line of JSON for each text, and one for each of its rounds as it ends.
 
-A line is written whole and at once, so a run that is killed loses the line in flight at most.
+A line is written whole and at once, so a run that is killed loses the line in flight at most. The
+tokens of the text stand in it, so its owner alone may read it.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -107,9 +109,19 @@ class TraceWriter:
         self._file.flush()
 
 
+def open_private(path: Path) -> IO[str]:
+    """A file to write that its owner alone may read, as a file that was there becomes."""
+    file = os.fdopen(
+        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
+    )
+    if path.is_file():
+        path.chmod(0o600)
+    return file
+
+
 def write_trace(path: Path, texts: Iterable[TracedText]) -> None:
     """Writes texts that are there already."""
-    with path.open("w", encoding="utf-8") as file:
+    with open_private(path) as file:
         writer = TraceWriter(file)
         for text in texts:
             number = writer.text(text.settings)
@@ -146,7 +158,9 @@ def read_trace(path: Path) -> list[TracedText]:
                 rounds[text] = []
             else:
                 would = None if found["would"] is None else tuple(found["would"])
-                rounds[text].append(TracedRound(RoundTrace.from_dict(found), would))
+                own = TracedRound(RoundTrace.from_dict(found), would)
+                _check(own)
+                rounds[text].append(own)
         except (ValueError, KeyError, TypeError) as error:
             if isinstance(error, InvalidConfig):
                 raise
@@ -155,3 +169,18 @@ def read_trace(path: Path) -> list[TracedText]:
                 "`outrider generate --trace FILE`"
             ) from error
     return [TracedText(settings[text], tuple(own)) for text, own in rounds.items() if own]
+
+
+def _check(one: TracedRound) -> None:
+    """Raises ValueError where a round names rows that it does not have."""
+    trace, size = one.trace, len(one.trace.tokens)
+    parts = (trace.parents, trace.draft_probs, trace.target_probs, trace.worths or trace.tokens)
+    if any(len(part) != size for part in parts):
+        raise ValueError("fields of different lengths")
+    if any(not 0 <= parent <= row for row, parent in enumerate(trace.parents)):
+        raise ValueError(f"parents {trace.parents}")
+    for path in (trace.path, one.path):
+        if any(not 1 <= row <= size for row in path):
+            raise ValueError(f"path {path}")
+    if trace.num_texts < 1 or not 0 <= trace.kept <= len(trace.path) + 1:
+        raise ValueError(f"kept {trace.kept}, num_texts {trace.num_texts}")

@@ -90,6 +90,7 @@ class _Rounds:
             source=added_source(parents, path),
             kept=len(path) + 1,
             num_texts=len(self._group.texts),
+            num_rows=len(self._group.texts) + int(tree.counts_B.sum()),
             times=self._times,
         )
 

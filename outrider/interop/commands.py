@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.llm.options import METHODS, RULES
@@ -24,6 +24,7 @@ class Speculating:
         rule: what verifies.
         width, nodes: of drafted trees; None for chains.
         draft: the folder of the draft model or head; None where there is none.
+        batch: texts at a time; None leaves it to the engine.
     """
 
     model: str
@@ -33,6 +34,11 @@ class Speculating:
     width: int | None = None
     nodes: int | None = None
     draft: str | None = None
+    batch: int | None = None
+
+    def at_a_time(self, option: str) -> list[str]:
+        """An engine's option of how many texts it decodes at a time."""
+        return [] if self.batch is None else [option, str(self.batch)]
 
     @property
     def kind(self) -> str:
@@ -51,7 +57,16 @@ class Equivalent:
 
 def equivalents(how: Speculating) -> tuple[Equivalent, ...]:
     """The command lines of vLLM, SGLang and llama.cpp."""
-    return tuple(make(how) for make in (_vllm, _sglang, _llama_cpp))
+    found = tuple(make(how) for make in (_vllm, _sglang, _llama_cpp))
+    if how.rule not in ("coupled", "match"):
+        return found
+    said = f"it has no rule {how.rule!r}: texts have the same law, and are others"
+    return tuple(
+        one
+        if one.command is None or how.drafter == "none"
+        else replace(one, note=f"{one.note}; {said}" if one.note else said)
+        for one in found
+    )
 
 
 def speculative_config(how: Speculating) -> dict[str, Any] | None:
@@ -69,11 +84,14 @@ def speculative_config(how: Speculating) -> dict[str, Any] | None:
     names = {rule: name for name, rule in RULES.items()}
     if how.rule in names:
         config["rejection_sample_method"] = names[how.rule]
+    if how.rule != "greedy" and method in ("draft_model", "eagle", "eagle3", "mtp"):
+        # Its own choice is the draft's likeliest token, of which little is kept in a drawn text.
+        config["draft_sample_method"] = "probabilistic"
     return config
 
 
 def _vllm(how: Speculating) -> Equivalent:
-    words = ["vllm", "serve", how.model]
+    words = ["vllm", "serve", how.model, *how.at_a_time("--max-num-seqs")]
     if how.drafter == "none":
         return Equivalent("vLLM", shlex.join(words))
     config = speculative_config(how)
@@ -86,6 +104,7 @@ def _vllm(how: Speculating) -> Equivalent:
 
 def _sglang(how: Speculating) -> Equivalent:
     words = ["python", "-m", "sglang.launch_server", "--model-path", how.model]
+    words += how.at_a_time("--max-running-requests")
     if how.drafter == "none":
         return Equivalent("SGLang", shlex.join(words))
     algorithms = {"draft": "STANDALONE", "eagle": "EAGLE3", "ngram": "NGRAM"}
@@ -107,13 +126,13 @@ def _sglang(how: Speculating) -> Equivalent:
 
 
 def _llama_cpp(how: Speculating) -> Equivalent:
-    words = ["llama-server", "-m", f"{how.model}.gguf"]
+    words = ["llama-server", "-m", _gguf(how.model), *how.at_a_time("-np")]
     if how.drafter == "none":
         return Equivalent("llama.cpp", shlex.join(words), "needs a GGUF file of the model")
     most = ["--spec-draft-n-max", str(how.depth), "--spec-draft-n-min", "0"]
     types = {"draft": "draft-simple", "eagle": "draft-eagle3"}
     if how.kind in types and how.draft is not None:
-        words += ["--spec-type", types[how.kind], "-md", f"{how.draft}.gguf", *most]
+        words += ["--spec-type", types[how.kind], "-md", _gguf(how.draft), *most]
         words += ["--spec-draft-p-min", "0"]
         note = f"needs {_GGUF}" + ("; it drafts chains" if how.nodes is not None else "")
         return Equivalent("llama.cpp", shlex.join(words), note)
@@ -122,6 +141,11 @@ def _llama_cpp(how: Speculating) -> Equivalent:
         words += ["--spec-ngram-mod-n-min", "1", "--spec-ngram-mod-n-max", str(how.depth)]
         return Equivalent("llama.cpp", shlex.join(words), "needs a GGUF file of the model")
     return _without("llama.cpp", how)
+
+
+def _gguf(model: str) -> str:
+    """A GGUF file, or the one that a folder would be converted to."""
+    return model if model.endswith(".gguf") else f"{model}.gguf"
 
 
 def _without(engine: str, how: Speculating) -> Equivalent:

@@ -17,12 +17,15 @@ FIELDS = ("drafter", "k", "rule", "width", "nodes", "shape")
 
 def write_profile(path: Path, found: Mapping[str, Any], about: Mapping[str, str]) -> None:
     """Writes what to load a model with; fields that are None are left out."""
-    # JSON's words for text, whole numbers and lists of them are TOML's.
-    lines = [
-        f"{name} = {json.dumps(found[name])}" for name in FIELDS if found.get(name) is not None
-    ]
-    lines += ["", "[about]", *(f"{name} = {json.dumps(text)}" for name, text in about.items())]
+    lines = [f"{name} = {_words(found[name])}" for name in FIELDS if found.get(name) is not None]
+    lines += ["", "[about]", *(f"{name} = {_words(text)}" for name, text in about.items())]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _words(value: Any) -> str:
+    """Text, a whole number or a list of them, as TOML writes it."""
+    # So does JSON, but for characters it would escape as two surrogates, and one it leaves bare.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def read_profile(path: Path | str) -> dict[str, Any]:

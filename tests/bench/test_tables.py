@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import attention, drafters, generate, linears, logprobs, planner, start
+from outrider.control.runs import Spread
 
 
 def test_drafters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,7 +54,28 @@ def test_planner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(found["verified"]) == 3 and len(found["replayed"]) == 3
     for one in found["replayed"]:
         assert one["measured_tok_s"]["low"] <= one["measured_tok_s"]["mean"]
+    assert "none" in found["advice"]["speedups"] and len(found["advice"]["speedups"]) >= 4
     assert "the advice is" in capsys.readouterr().out
+
+
+def test_advice_can_be_wrong() -> None:
+    def of(mean: float, doubt: float = 0.02) -> Spread:
+        return Spread(mean, mean - doubt, mean + doubt, 6)
+
+    plain = of(1.0, 0.0)
+    slower, near, faster = of(0.9), of(1.04), of(1.3)
+    assert planner.right("none", {"none": plain, "draft": slower, "ngram": near})
+    assert not planner.right("none", {"none": plain, "draft": faster})
+    assert planner.right("draft", {"none": plain, "draft": faster, "ngram": of(1.35)})
+    assert not planner.right("draft", {"none": plain, "draft": faster, "ngram": of(1.4)})
+    assert not planner.right("draft", {"none": plain, "draft": slower})
+    assert not planner.right("draft", {"none": plain, "draft": of(1.04, 0.05)})
+
+
+def test_seconds_of_two_threads_are_not_those_of_one(tmp_path: Path) -> None:
+    out = str(tmp_path / "planner.json")
+    words = ["--smoke", "--anyway", "--clock", "cpu", "--threads", "2", "--json", out]
+    assert planner.main(words) == 2
 
 
 @pytest.mark.slow

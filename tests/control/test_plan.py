@@ -41,12 +41,12 @@ def clocked(row_s: float, level_s: float):
             for text in recorded(requests, replace(few, depth=depth)):
                 rounds = []
                 for one in text.rounds:
-                    nodes, size = len(one.trace.tokens), one.trace.num_texts
+                    nodes = len(one.trace.tokens)
                     draws = text.settings.drafter == "draft"
                     times = replace(
                         one.trace.times,
                         draft_s=level_s * nodes if draws else 0.0,
-                        score_s=10.0 + row_s * size * (1 + nodes),
+                        score_s=10.0 + row_s * one.trace.num_rows,
                         verify_s=0.0,
                         commit_s=0.0,
                     )

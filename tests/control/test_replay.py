@@ -12,6 +12,7 @@ from outrider import SamplingParams
 from outrider.control.controller import Controller
 from outrider.control.costs import Costs, DraftCost, ForwardCost
 from outrider.control.fit import costs_of
+from outrider.control.observe import observing
 from outrider.control.policies import FORMS, policy_of
 from outrider.control.record import Asked, observed, recorded
 from outrider.control.replay import replay
@@ -107,13 +108,59 @@ def test_rules_in_law_walk_as_far_in_the_mean(rule: str) -> None:
     assert worse.mean_acceptance_length < 0.92 * due.mean_acceptance_length
 
 
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_look_ups_keep_what_the_text_has_too(rule: str) -> None:
+    """Under rules in law: what stays is the text, and a rejected token is never its next one."""
+    params = SamplingParams(max_tokens=60, seed=1)
+    asked = Asked([[t] for t in range(9)] * 8, params, 4, rule=rule)
+    due = ran(NgramDrafter(), asked)
+    texts = observed(served(NgramDrafter()), asked)
+    found = replay(texts, policy_of("depth:4"), COSTS)
+    assert found.mean_acceptance_length == pytest.approx(due.mean_acceptance_length, rel=0.02)
+    for text, steps in zip(texts, found.steps, strict=True):
+        for step in steps:
+            guesses = list(text.rounds[step.made].trace.tokens)
+            assert guesses[: step.kept] == text.tokens[step.made : step.made + step.kept]
+
+
+def test_a_threshold_under_rules_in_law_is_refused() -> None:
+    texts = observed(served(), Asked(PROMPTS[:1], replace(WARM, seed=None), 3, rule="token"))
+    with pytest.raises(InvalidConfig, match="trace under coupled"):
+        replay(texts, policy_of("threshold:0.3"), COSTS)
+
+
+def test_texts_are_observed_side_by_side() -> None:
+    with observing("greedy") as one, observing("block") as other:
+        assert one.name != other.name and {one.name, other.name} <= set(RULES)
+    assert not {one.name, other.name} & set(RULES)
+
+
+def test_rounds_of_uneven_drafts_have_the_rows_of_all() -> None:
+    """A look-up has something for some texts and nothing for others."""
+    texts = recorded(served(NgramDrafter()), Asked([[1], [5, 6, 5, 6, 5]], GREEDY, 4))
+    uneven = 0
+    for one, other in zip(*(text.rounds for text in texts), strict=False):
+        if one.trace.num_texts == 2 and one.trace.round > 0:
+            nodes = len(one.trace.tokens), len(other.trace.tokens)
+            assert one.trace.num_rows == other.trace.num_rows == 2 + sum(nodes)
+            uneven += nodes[0] != nodes[1]
+    assert uneven
+    seen = {(cost.texts, cost.rows) for cost in costs_of(texts).forwards}
+    assert seen == {
+        (one.trace.num_texts, one.trace.num_rows)
+        for text in texts
+        for one in text.rounds
+        if one.trace.round
+    }
+
+
 def test_an_observed_text_is_that_of_plain_decoding() -> None:
     for sampling in (GREEDY, WARM):
         plain = recorded(served(), Asked(PROMPTS, sampling, 0))
         texts = observed(served(), Asked(PROMPTS, sampling, 3))
         assert [text.tokens for text in texts] == [text.tokens for text in plain]
         assert all(one.trace.kept == 1 for text in texts for one in text.rounds)
-    assert "observed" not in RULES, "registered for as long as it is needed"
+    assert not any("observed" in name for name in RULES), "registered for as long as it is needed"
 
 
 def test_what_was_run_is_replayed_as_it_was() -> None:
@@ -229,6 +276,7 @@ def test_a_trace_comes_back_from_disk(tmp_path: Path) -> None:
     ]
     write_trace(file, texts)
     assert read_trace(file) == texts
+    assert file.stat().st_mode & 0o777 == 0o600, "the text is in it"
     lines = file.read_text().splitlines(keepends=True)
     first, second = json.loads(lines[0]), json.loads(lines[1])
     assert first["trace"] == 1 and first["width"] == 2 and second["round"] == 0
@@ -239,6 +287,11 @@ def test_a_trace_comes_back_from_disk(tmp_path: Path) -> None:
     file.write_text(lines[0].replace('"trace": 1', '"trace": 2'))
     with pytest.raises(InvalidConfig, match="version 2; 1 is read"):
         read_trace(file)
+    row = next(line for line in lines if '"parents": [0' in line)
+    for wrong in ('"parents": [9', '"parents": [-1', '"parents": [0, 0, 0, 0, 0, 0'):
+        file.write_text(lines[0] + row.replace('"parents": [0', wrong))
+        with pytest.raises(InvalidConfig, match="line 2 of"):
+            read_trace(file)
     file.write_text("nothing\n")
     with pytest.raises(InvalidConfig, match=r"line 1 of .* is no line of a trace"):
         read_trace(file)

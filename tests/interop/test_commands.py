@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 
 import pytest
 
@@ -40,6 +41,29 @@ def test_what_an_engine_cannot_take_is_not_said() -> None:
     for spec in ("mtp:/h", "early-exit:/h", "int8"):
         how = Speculating("/m", spec, 4, "token", draft=spec.partition(":")[2] or None)
         assert speculative_config(how) is None and command(how, "vLLM") is None
+
+
+def test_drawn_texts_are_drafted_by_drawing() -> None:
+    """vLLM's own choice is the likeliest token, of which little is kept there."""
+    for how in (DRAFT, replace(DRAFT, rule="coupled"), replace(DRAFT, drafter="eagle:/d")):
+        config = speculative_config(how)
+        assert config is not None and config["draft_sample_method"] == "probabilistic"
+    assert "draft_sample_method" not in (speculative_config(replace(DRAFT, rule="greedy")) or {})
+    assert "draft_sample_method" not in (speculative_config(replace(DRAFT, drafter="ngram")) or {})
+
+
+def test_texts_at_a_time_and_rules_that_nobody_has_are_said() -> None:
+    for engine, flag in zip(
+        ENGINES, ("--max-num-seqs", "--max-running-requests", "-np"), strict=True
+    ):
+        words = command(replace(DRAFT, batch=8), engine)
+        assert words is not None and words[words.index(flag) + 1] == "8"
+    for one in equivalents(replace(DRAFT, rule="coupled")):
+        assert "no rule 'coupled'" in one.note
+    assert not any("no rule" in one.note for one in equivalents(DRAFT))
+    files = replace(DRAFT, model="/m.gguf", draft="/d.gguf")
+    words = command(files, "llama.cpp")
+    assert words is not None and {"/m.gguf", "/d.gguf"} <= set(words)
 
 
 def test_flags() -> None:

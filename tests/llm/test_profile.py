@@ -35,6 +35,13 @@ def test_models_are_loaded_with_it_and_what_is_given_beside_it(file: Path) -> No
     assert (info["drafter"]["name"], info["k"]) == ("suffix", 2)
 
 
+def test_any_path_and_the_rule_come_back(tmp_path: Path) -> None:
+    said = {"drafter": "draft:/home/é\U0001f600/\x7f\\", "k": 2, "rule": "block"}
+    path = tmp_path / "plan.toml"
+    write_profile(path, said, {"model": "\U0001f600"})
+    assert read_profile(path) == said
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
