@@ -6,7 +6,7 @@ __all__ = ["HEADS", "MODELS", "PROMPT_SETS", "path", "prompts", "recipe"]
 __version__ = "0.1.0"
 
 MODELS = ("target", "draft")
-HEADS = ("eagle",)
+HEADS = ("eagle", "mtp", "early-exit")
 """Of the target."""
 PROMPT_SETS = ("code", "prose", "foreign")
 

@@ -143,7 +143,7 @@ def certify_model(
         lossless=not lossy,
         compile=compile,
     )
-    llm = loading.load()
+    llm = loading.steady().load()
     prompts = _prompts(llm, file)
     own = subject(llm, resolve_rule(rule, params, trees=trees, lossless=not lossy))
     with console.status("certifying ...") as status, _certified(own, launch) as certified:

@@ -197,6 +197,14 @@ class Loading:
             },
         )
 
+    def steady(self) -> Loading:
+        """With the preferred drafter in place of `auto`, which may draft nothing for long."""
+        if self.drafter != "auto":
+            return self
+        from outrider.llm.load import auto_specs
+
+        return replace(self, drafter=auto_specs(self.model)[0])
+
     def load(self) -> LLM:
         """The model, ready; torch and transformers are imported here and not before."""
         if self.depth is not None and self.depth < 1:

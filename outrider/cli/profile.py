@@ -98,7 +98,7 @@ def profile(
         width, nodes, share_prefixes=False, compile=compile,
     )  # fmt: skip
     with _threads(threads):
-        llm = loading.load()
+        llm = (loading if costs else loading.steady()).load()
         texts = [text] if text is not None else _held_out(prompts)
         ids = [llm.tokenizer.encode(one) for one in texts]
         if costs:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from outrider.errors import InvalidConfig, MissingExtra
 
-PARTS = ("target", "draft", "eagle")
+PARTS = ("target", "draft", "eagle", "mtp", "early-exit")
 BUNDLED = "bundled"
 """What stands for a folder of theirs."""
 EVAL_SETS = ("code", "prose", "foreign")
