@@ -252,7 +252,7 @@ def test_a_seed_that_times_decide_with_is_warned_of_once(monkeypatch) -> None:
         ("block", None, 3),
         (None, None, 3),
         ("block", None, None),
-        ("block", "draft", 4),
+        ("block", "ngram", 4),
     ):
         other = World(monkeypatch) if rule is None or seed != 3 else world
         params = SamplingParams(max_tokens=4, temperature=1.0, seed=seed)
