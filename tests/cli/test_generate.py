@@ -206,7 +206,9 @@ def test_control_c_ends_cleanly_with_the_text_so_far(model: str, tmp_path: Path)
     assert len(first + rest) > 1
     assert "(interrupted)" in err.decode()
     assert "Traceback" not in err.decode()
-    rounds = [json.loads(line)["round"] for line in file.read_text().splitlines()]
+    first_line, *lines = [json.loads(line) for line in file.read_text().splitlines()]
+    rounds = [line["round"] for line in lines]
+    assert first_line["trace"] == 1
     assert rounds == list(range(len(rounds))) and rounds, "whole lines, none left out"
 
 
