@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as hf_logging
 
-from outrider.errors import ModelError
+from outrider.errors import ModelError, UnsupportedModel
 
 SHARD_BYTES = "14MB"
 
@@ -69,15 +69,24 @@ def save_llama(model: nn.Module, folder: Path, dtype: torch.dtype = torch.float1
 
 
 def load_llama(folder: Path) -> nn.Module:
-    """The model of a checkpoint folder in float32; ModelError when there is none."""
+    """The model of a checkpoint folder in float32, of any family of causal language models.
+
+    Raises:
+        ModelError: no model is there.
+        UnsupportedModel: one of another kind.
+    """
     if not (folder / "config.json").is_file():
         raise ModelError(
             f"{folder} holds no config.json, so it is no model; give a checkpoint folder"
         )
-    with _quiet():
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="sdpa"
-        )
+    try:
+        with _quiet():
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    except ValueError as error:
+        raise UnsupportedModel(
+            f"{str(folder)!r} holds no causal language model ({str(error).splitlines()[0][:200]}); "
+            "give a checkpoint of one"
+        ) from error
     return model.eval()
 
 

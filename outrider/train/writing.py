@@ -20,8 +20,10 @@ def continue_rows(
     for _ in range(count):
         out = model(read_BT.to(device), past_key_values=cache, use_cache=True, logits_to_keep=1)
         # What is drawn is drawn on the host, where the generator is.
-        cache, logits_BV = out.past_key_values, out.logits[:, -1].float().cpu()
+        cache, logits_BV = out.get("past_key_values"), out.logits[:, -1].float().cpu()
         drawn_B = torch.multinomial(logits_BV.softmax(-1), 1, generator=draw).squeeze(1)
-        read_BT = torch.where(greedy_B, logits_BV.argmax(-1), drawn_B).unsqueeze(1)
-        tokens_BT = torch.cat([tokens_BT, read_BT], dim=1)
+        new_B1 = torch.where(greedy_B, logits_BV.argmax(-1), drawn_B).unsqueeze(1)
+        tokens_BT = torch.cat([tokens_BT, new_B1], dim=1)
+        # A model whose state is no cache of that name reads everything anew.
+        read_BT = tokens_BT if cache is None else new_B1
     return tokens_BT

@@ -6,20 +6,24 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from outrider import LLM, SamplingParams
-from outrider.errors import InvalidConfig
+from outrider.errors import InvalidConfig, UnsupportedModel
 from outrider.models.bundled import bundled_path
 from outrider.models.checkpoint import build_llama, load_llama, save_llama
 from outrider.train import loop
+from outrider.train.forward import laws
 from outrider.train.prepare import config_of
 from outrider.train.recipe import DistilRecipe, ModelRecipe, Recipe, TrainRecipe
 from outrider.train.run_draft import DraftRun, plain_recipe, prepare_draft, run_draft
 from outrider.train.state import load_state
-from tests.models.families import one_thread
+from outrider.train.writing import continue_rows
+from tests.models.families import one_thread, random_model
+from tests.models.recurrent_families import OPTIONS, random_recurrent
 
 single = pytest.fixture(scope="module", autouse=True)(one_thread)
 SHAPE = ModelRecipe(32, 2, 2, 1, 48, head_size=16, max_positions=256)
@@ -98,3 +102,24 @@ def test_what_cannot_be_trained_is_refused(target: Path) -> None:
         prepare_draft(None, target=target, text=[])
     with pytest.raises(InvalidConfig, match=r"'tiny' has no \[distil\], so it imitates no target"):
         prepare_draft("tiny", target=target, text=[target / "text.py"])
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt-oss", "qwen3_next", "mamba2"])
+def test_targets_of_any_family_write_what_they_would(family: str, tmp_path: Path) -> None:
+    """Those without torch's own attention, and with state that is no cache of keys and values."""
+    own = random_recurrent if family in OPTIONS else random_model
+    own(family).save_pretrained(tmp_path)
+    model: Any = load_llama(tmp_path)
+    due = tokens_BT = torch.arange(1, 9)[None].repeat(2, 1)
+    greedy, draw = torch.tensor([True, True]), torch.Generator().manual_seed(1)
+    found = continue_rows(model, tokens_BT, 4, greedy, draw)
+    with torch.no_grad():
+        for _ in range(4):
+            due = torch.cat((due, laws(model, due)[:, -1:].argmax(-1)), 1)
+    assert torch.equal(found, due)
+
+
+def test_what_is_no_causal_language_model_is_refused(tmp_path: Path) -> None:
+    random_model("qwen2-vl").save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match="holds no causal language model"):
+        load_llama(tmp_path)
