@@ -77,9 +77,11 @@ def train_draft(
     text: Text = None,
     recipe: Recipe = None,
     tokens: Tokens = None,
+    loss: Loss = None,
     max_minutes: MaxMinutes = None,
     fresh: Fresh = False,
     device: TrainingDevice = "auto",
+    plan: PlanOnly = False,
 ) -> int:
     """Train a small draft model that imitates a target of your own, on your own text.
 
@@ -88,12 +90,18 @@ def train_draft(
     \b
     Examples:
       outrider train draft --target ./my-model --text src/ --out runs/draft
+      outrider train draft --target ./my-model --text src/ --out runs/draft --loss tv --plan
       outrider generate --model ./my-model --drafter draft:runs/draft "import "
     """
-    from outrider.train.run_draft import prepare_draft, run_draft
+    from outrider.train.run_draft import plan_draft, prepare_draft, run_draft
 
     _check_minutes(max_minutes)
-    run = prepare_draft(recipe, target=target, text=text or (), tokens=tokens, device=device)
+    run = prepare_draft(
+        recipe, target=target, text=text or (), tokens=tokens, loss=loss, device=device
+    )
+    if plan:
+        terminal.out().out(plan_draft(run).said(), highlight=False)
+        return 0
     return _shown(
         out,
         lambda progress: run_draft(

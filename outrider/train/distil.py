@@ -4,18 +4,24 @@ What counts for speculation is agreement on the text the target writes, greedy a
 alone never shows the contexts a model runs itself into (Agarwal et al. 2024, Zhou et al. 2024).
 """
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from outrider.drafters import ModelDrafter
+from outrider.models.base import Target
+from outrider.models.capability import keeps_recurrent_state
+from outrider.models.hf import HuggingFaceTarget
+from outrider.models.recurrent import RecurrentTarget
 from outrider.train import forward
 from outrider.train.chance import generator
-from outrider.train.lm import held_out_perplexity
-from outrider.train.recipe import Recipe
+from outrider.train.head import accepted_length
+from outrider.train.losses import text_distance
+from outrider.train.recipe import DistilRecipe, Recipe
 from outrider.train.schedule import context_at
 from outrider.train.stream import TokenStream
 from outrider.train.together import ALONE, Together
@@ -23,13 +29,13 @@ from outrider.train.writing import continue_rows
 
 
 class Distillation:
-    """Forward divergence and total variation from the target's law, at temperature 1.
+    """The recipe's loss and total variation from the target's law, at temperature 1.
 
     Every step reads corpus rows and, from a pool that is renewed as the run goes on, rows the
     models wrote.
     """
 
-    figure = "held-out perplexity"
+    figure = "held-out accepted length"
 
     def __init__(
         self,
@@ -45,6 +51,7 @@ class Distillation:
             recipe.distil,
             target.eval().requires_grad_(False),
         )
+        self._measured = _served(self._target)
         self._stream = TokenStream(train, end_id, recipe.seed)
         self._held_out = TokenStream(held_out, end_id, recipe.seed)
         length = self._distil.prompt_tokens + self._distil.continuation_tokens
@@ -72,14 +79,27 @@ class Distillation:
             share = tokens_BT.numel() / total
             device = model.lm_head.weight.device
             with forward.mixed(self._recipe.train, device):
-                divergence, tv = distances(self._target, model, tokens_BT.to(device))
-            (share * (divergence + self._tv_weight(step) * tv)).backward()
+                lost, tv = distances(self._target, model, tokens_BT.to(device), self._distil)
+            (share * (lost + self._tv_weight(step) * tv)).backward()
             variation += share * tv.item()
         return variation
 
+    def rehearse(self, model: Any) -> int:
+        """One micro-batch of text, gradients included; how many tokens it had."""
+        run, device = self._recipe.train, model.lm_head.weight.device
+        count = max(1, min(run.micro_tokens, run.batch_tokens) // run.context)
+        tokens_BT = self._stream.rows(0, count * run.context, run.context)[0].to(device)
+        with forward.mixed(run, device):
+            lost, _ = distances(self._target, model, tokens_BT, self._distil)
+        lost.backward()
+        return tokens_BT.numel()
+
     def held_out(self, model: Any) -> float:
-        """Held-out perplexity of the draft itself."""
-        return held_out_perplexity(model, self._held_out, self._recipe.train.context)
+        """Mean accepted length of a copy of the draft, in its target's loop, on held-out text."""
+        draft = copy.deepcopy(model).requires_grad_(False)
+        drafter = ModelDrafter(_served(draft))
+        size = self._distil.prompt_tokens
+        return accepted_length(self._measured, drafter, self._held_out, size)
 
     def _tv_weight(self, step: int) -> float:
         """Total variation has no gradient between disjoint laws, so it joins when they are near."""
@@ -146,15 +166,22 @@ class Distillation:
         )
 
 
-def distances(target: Any, draft: Any, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean forward divergence in nats and mean total variation between next-token laws."""
+def distances(
+    target: Any, draft: Any, tokens_BT: Tensor, distil: DistilRecipe
+) -> tuple[Tensor, Tensor]:
+    """The recipe's loss and the mean total variation between next-token laws."""
     with torch.no_grad():
-        p_RV = forward.laws(target, tokens_BT).flatten(0, 1)
-    log_q_RV = (
-        forward.logits(draft, forward.hidden_states(draft, tokens_BT)[0])
-        .flatten(0, 1)
-        .log_softmax(-1)
-    )
-    divergence = F.kl_div(log_q_RV, p_RV, reduction="batchmean")
-    variation = (p_RV - log_q_RV.exp()).clamp(min=0).sum(-1).mean()
-    return divergence, variation
+        log_p_BTV = forward.log_laws(target, tokens_BT)
+    log_q_BTV = forward.log_laws(draft, tokens_BT)
+    given = log_p_BTV, log_q_BTV, tokens_BT, distil.steps
+    variation = text_distance("tv", *given)
+    return (variation if distil.loss == "tv" else text_distance(distil.loss, *given)), variation
+
+
+def _served(model: Any) -> Target:
+    """A model behind `score`: its own weights in other modules, so that it stays as it is."""
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    own = copy.deepcopy(model, tensors)
+    if keeps_recurrent_state(own):
+        return RecurrentTarget(own, pack=False)
+    return HuggingFaceTarget(own, pack=False, arrange=False, share_prefixes=False)

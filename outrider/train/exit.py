@@ -17,7 +17,7 @@ from outrider.models.exit_head import ExitHead, ExitShape
 from outrider.models.hf import HuggingFaceTarget
 from outrider.train.chance import generator
 from outrider.train.head import HeadObjective
-from outrider.train.losses import block_shortfall, distance
+from outrider.train.losses import text_distance
 from outrider.train.parts import differentiable
 from outrider.train.recipe import ExitRecipe, HeadRecipe
 
@@ -69,18 +69,7 @@ def exit_loss(
     """
     adapted_BTD, guessed_BTV = guessed
     log_q_BTV = guessed_BTV.log_softmax(-1)
-    following_BT = F.pad(tokens_BT[:, 1:], (0, 1), value=-100)
-    if recipe.loss == "block":
-        rows = tokens_BT.shape[1] - recipe.steps
-        spans = [slice(step, step + rows) for step in range(recipe.steps)]
-        lost = block_shortfall(
-            [log_p_BTV[:, span].flatten(0, 1) for span in spans],
-            [log_q_BTV[:, span].flatten(0, 1) for span in spans],
-            [following_BT[:, span].flatten() for span in spans],
-        )
-    else:
-        flat = log_p_BTV.flatten(0, 1), log_q_BTV.flatten(0, 1), following_BT.flatten()
-        lost = distance(recipe.loss, *flat)
+    lost = text_distance(recipe.loss, log_p_BTV, log_q_BTV, tokens_BT, recipe.steps)
     with torch.no_grad():
         stays_BT = torch.minimum(log_p_BTV, log_q_BTV).exp().sum(-1).clamp(max=1.0)
     # It judges the guesses as they are, and does not change them.

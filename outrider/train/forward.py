@@ -49,11 +49,11 @@ def logits(model: nn.Module, h_BTD: Tensor) -> Tensor:
     return whole.lm_head(whole.model.norm(h_BTD)).float()
 
 
-def laws(model: Any, tokens_BT: Tensor) -> Tensor:
-    """Next-token laws `[B, T, V]` of any causal language model."""
+def log_laws(model: Any, tokens_BT: Tensor) -> Tensor:
+    """Logarithms of the next-token laws `[B, T, V]` of any causal language model."""
     if model.config.model_type == "llama":
-        return logits(model, hidden_states(model, tokens_BT)[0]).softmax(-1)
-    return model(tokens_BT, use_cache=False).logits.float().softmax(-1)
+        return logits(model, hidden_states(model, tokens_BT)[0]).log_softmax(-1)
+    return model(tokens_BT, use_cache=False).logits.float().log_softmax(-1)
 
 
 def dropout_probabilities(layers: int, largest: float) -> list[float]:

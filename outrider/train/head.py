@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider.drafters import Drafter, NoDrafter
 from outrider.engine import Emitter, Engine, Requests
-from outrider.models.base import Rows
+from outrider.models.base import Rows, Target
 from outrider.models.hf import HuggingFaceTarget
 from outrider.train.chance import generator
 from outrider.train.recipe import HeadRecipe
@@ -85,13 +85,7 @@ class HeadObjective(ABC):
     def held_out(self, model: Any) -> float:
         """Mean accepted length of greedy chains of DEPTH drafted tokens after held-out prompts."""
         size = self._recipe.head.prompt_tokens
-        room = max(1, self._held_out.epoch_tokens - size)
-        starts = [i * room // PROMPTS for i in range(PROMPTS)]
-        prompts = [self._held_out.read(start, size).tolist() for start in starts]
-        params = [SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0)] * PROMPTS
-        engine = Engine(self._target, self.drafter(model), Emitter(None))
-        _complete(engine, prompts, params)
-        return engine.metrics.mean_acceptance_length
+        return accepted_length(self._target, self.drafter(model), self._held_out, size)
 
     def _rows(self, step: int) -> Tensor:
         """The step's rows `[B, T]`: the target's own, and the text's."""
@@ -157,6 +151,16 @@ class HeadObjective(ABC):
         for i, one in zip(own, done, strict=True):
             written[i] = torch.tensor([*prompts[i], *one.token_ids])
         self._written = together.added(written, self._target.device)
+
+
+def accepted_length(target: Target, drafter: Drafter, held_out: TokenStream, size: int) -> float:
+    """Mean accepted length of greedy chains of DEPTH tokens after prompts of `size` tokens."""
+    room = max(1, held_out.epoch_tokens - size)
+    prompts = [held_out.read(i * room // PROMPTS, size).tolist() for i in range(PROMPTS)]
+    params = [SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0)] * PROMPTS
+    engine = Engine(target, drafter, Emitter(None))
+    _complete(engine, prompts, params)
+    return engine.metrics.mean_acceptance_length
 
 
 def _complete(

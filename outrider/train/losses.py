@@ -41,6 +41,27 @@ def distance(
     return F.kl_div(within_RM, log_q_RM, reduction="batchmean", log_target=True)
 
 
+def text_distance(
+    loss: str,
+    log_p_BTV: Float[Tensor, "B T V"],
+    log_q_BTV: Float[Tensor, "B T V"],
+    tokens_BT: Int64[Tensor, "B T"],
+    steps: int,
+) -> Float[Tensor, ""]:
+    """Mean distance of laws behind every place of some text; `block`: of chains of `steps`."""
+    following_BT = F.pad(tokens_BT[:, 1:], (0, 1), value=-100)
+    if loss != "block":
+        flat = log_p_BTV.flatten(0, 1), log_q_BTV.flatten(0, 1), following_BT.flatten()
+        return distance(loss, *flat)
+    rows = tokens_BT.shape[1] - steps
+    spans = [slice(step, step + rows) for step in range(steps)]
+    return block_shortfall(
+        [log_p_BTV[:, span].flatten(0, 1) for span in spans],
+        [log_q_BTV[:, span].flatten(0, 1) for span in spans],
+        [following_BT[:, span].flatten() for span in spans],
+    )
+
+
 def block_shortfall(
     log_p: Sequence[Float[Tensor, "R M"]],
     log_q: Sequence[Float[Tensor, "R M"]],

@@ -11,8 +11,8 @@ from outrider.errors import InvalidConfig
 
 PRECISIONS = ("float32", "bfloat16")
 LOSSES = ("ce", "kl", "reverse-kl", "tv", "block")
-"""Losses of a head: cross entropy of the text's own tokens, forward and reverse divergence from the
-target's law, total variation from it, and what block verification refuses of a chain."""
+"""Losses of what drafts: cross entropy of the text's own tokens, forward and reverse divergence
+from the target's law, total variation from it, and what block verification refuses of a chain."""
 PRECISIONS_SAID = " or ".join(PRECISIONS)
 
 
@@ -153,8 +153,8 @@ class DistilRecipe:
     """How a draft model learns the laws of the target in the folder `target` beside its own.
 
     A step mixes corpus rows with rows the target wrote itself (`target_share`) and rows the draft
-    wrote (`draft_share`); the loss is the forward Kullback-Leibler divergence and, from
-    step `tv_from_step` on, `tv_weight` times the total variation distance, one minus which is the
+    wrote (`draft_share`); `loss` is one of LOSSES, `block` of chains of `steps` tokens. From step
+    `tv_from_step` on comes `tv_weight` times the total variation distance, one minus which is the
     acceptance rate.
     """
 
@@ -167,10 +167,14 @@ class DistilRecipe:
     greedy_share: float = 0.4
     refresh_steps: int = 25
     refresh_rows: int = 112
+    loss: str = "kl"
+    steps: int = 4
     tv_weight: float = 1.0
     tv_from_step: int = 50
 
     def __post_init__(self) -> None:
+        _require(self.loss in LOSSES, "distil.loss", self.loss, f"one of {', '.join(LOSSES)}")
+        _require(self.steps >= 1, "distil.steps", self.steps, "at least 1")
         _require(
             0.0 <= self.target_share + self.draft_share <= 1.0,
             "distil.target_share + distil.draft_share",

@@ -21,6 +21,7 @@ from outrider.train.chance import generator
 from outrider.train.distil import Distillation
 from outrider.train.journal import journal_of
 from outrider.train.loop import Outcome, ProgressCallback, train
+from outrider.train.plan import Plan, planned
 from outrider.train.prepare import config_of, sha256_of
 from outrider.train.recipe import CorpusRecipe, DistilRecipe, ModelRecipe, Recipe, TrainRecipe
 from outrider.train.recipe_file import load_recipe
@@ -82,14 +83,18 @@ def prepare_draft(
     target: str | Path,
     text: Sequence[str | Path],
     tokens: int | None = None,
+    loss: str | None = None,
     device: str = "auto",
 ) -> DraftRun:
     """Read the target and the text; nothing is trained or written yet.
 
+    `tokens` and `loss` go before what the recipe says.
+
     Raises:
-        InvalidConfig: no text, or too little; a recipe without [distil]; a target or device that
-            cannot be used.
+        InvalidConfig: no text, or too little; a recipe without [distil]; a loss, target or device
+            that cannot be used.
         ModelError: no target that can be read.
+        UnsupportedModel: a target that cannot be served, so that no draft is measured with it.
     """
     joined(device)
     folder = bundled_path("target") if str(target) == "bundled" else model_folder(Path(target))
@@ -108,6 +113,8 @@ def prepare_draft(
             f"the recipe {path_or_name!r} has no [distil], so it imitates no target; add one, or "
             "run outrider train lm"
         )
+    if loss is not None:
+        recipe = replace(recipe, distil=replace(recipe.distil, loss=loss))
     torch.set_num_threads(recipe.train.threads)
     tokenizer = TextTokenizer(folder)
     texts = texts_of(text, recipe.corpus, manifest, tokenizer)
@@ -125,6 +132,12 @@ def prepare_draft(
     weights = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
     inputs = {"target": sha256_of(folder / "config.json", *weights), "text": texts.sha256}
     return DraftRun(recipe, folder, objective, model.to(place), inputs)
+
+
+def plan_draft(run: DraftRun) -> Plan:
+    """Times one micro-batch of text; the run's own gradients and optimisers are not touched."""
+    device = run.model.device
+    return planned("a draft model", run.model, run.objective, run.recipe.train, device)
 
 
 def run_draft(

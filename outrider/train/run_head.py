@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +27,7 @@ from outrider.train.head import HeadObjective
 from outrider.train.journal import journal_of
 from outrider.train.loop import Outcome, ProgressCallback, train
 from outrider.train.mtp import layer_options, new_module
+from outrider.train.plan import Plan, planned
 from outrider.train.prepare import sha256_of
 from outrider.train.recipe import EagleRecipe, ExitRecipe, HeadRecipe, MtpRecipe, TrainRecipe
 from outrider.train.recipe_file import load_head_recipe
@@ -63,24 +62,6 @@ class HeadRun:
     inputs: dict[str, str]
     name: str
     fingerprint: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a run will take, by the time and memory of one of its micro-batches here."""
-
-    steps: int
-    tokens: int
-    parameters: int
-    seconds: float
-    memory_bytes: int
-
-    def said(self) -> str:
-        """In a line."""
-        return (
-            f"{self.steps} steps, {self.tokens} tokens, a head of {self.parameters:,} parameters: "
-            f"about {self.seconds / 60:.0f} minutes and {self.memory_bytes / 1e9:.1f} GB here"
-        )
 
 
 def head_recipe(
@@ -120,18 +101,7 @@ def head_recipe(
 
 def plan_head(run: HeadRun) -> Plan:
     """Times one micro-batch of text; the run's own gradients and optimisers are not touched."""
-    recipe = run.recipe.train
-    started = time.perf_counter()
-    tokens = run.objective.rehearse(run.head)
-    run.head.zero_grad(set_to_none=True)
-    seconds = (time.perf_counter() - started) * recipe.steps * recipe.batch_tokens / tokens
-    parameters = sum(p.numel() for p in run.head.parameters())
-    held = 4 * 3 * parameters
-    if run.target.device.type == "cuda":
-        used = torch.cuda.max_memory_allocated(run.target.device)
-    else:
-        used = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return Plan(recipe.steps, recipe.tokens, parameters, seconds, used + held)
+    return planned("a head", run.head, run.objective, run.recipe.train, run.target.device)
 
 
 def prepare_head(

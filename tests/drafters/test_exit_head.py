@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from outrider.errors import (
 from outrider.llm.options import Speculation
 from outrider.models.exit_head import ExitHead, ExitShape, load_exit_head, save_exit_head
 from outrider.models.hf import HuggingFaceTarget
+from outrider.train.recipe import ExitRecipe
 from outrider.tree import TreeBudget
 from outrider.types import Request
 from tests.drafters.serving import RAGGED, TREES, laws, served, texts
@@ -199,6 +201,16 @@ def another_mind() -> ExitHead:
     return head
 
 
+def of_two_minds() -> ExitHead:
+    """One of `another_mind`, with the trainer's threshold amid its confidences."""
+    threshold = ExitRecipe().exit_threshold
+    head = ExitHead(replace(PLAIN, exit_threshold=threshold))
+    head.load_state_dict(another_mind().state_dict())
+    with torch.no_grad():
+        head.sure.bias.fill_(math.log(threshold / (1 - threshold)))
+    return head.eval().requires_grad_(False)
+
+
 def distance(drafter: EarlyExitDrafter, rule: str, count: int, trees=None) -> float:
     """Of the first tokens from their law, in standard deviations."""
     of_three = OfThree()
@@ -231,6 +243,21 @@ def test_texts_follow_the_target_whatever_stops_the_drafts(rule: str, trees, mon
     assert distance(drafter, rule, 400, trees) < 4.5
     decided = {sure for round_ in drafter.sure for sure in round_}
     assert decided == {True, False}, "some were stopped and some were not"
+
+
+@pytest.mark.parametrize(
+    ("rule", "trees"), [("token", None), slow("block"), slow("traversal", PAIRS)]
+)
+def test_texts_follow_the_target_at_the_threshold_that_heads_are_written_with(
+    rule: str, trees, monkeypatch
+) -> None:
+    """The stop as it is served: the head's own confidence against the trainer's own threshold."""
+    monkeypatch.setattr(test_law, "LENGTH", 3)
+    drafter = Watched(2, head=of_two_minds())
+    assert drafter.exit_threshold == ExitRecipe().exit_threshold > 0
+    assert distance(drafter, rule, 400, trees) < 4.5
+    decided = Counter(sure for round_ in drafter.sure for sure in round_)
+    assert min(decided[True], decided[False]) > 0.05 * decided.total()
 
 
 def test_a_stop_that_drops_its_token_is_found(monkeypatch) -> None:

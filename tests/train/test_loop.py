@@ -21,7 +21,7 @@ from outrider.train.distil import distances
 from outrider.train.prepare import build_model
 from outrider.train.recipe import Recipe
 from outrider.train.state import load_state
-from tests.train.train_recipes import RECIPE, train_draft, train_lm
+from tests.train.train_recipes import DISTIL, RECIPE, train_draft, train_lm
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +239,7 @@ def test_distillation_brings_the_draft_nearer_and_resumes(
 
 def test_a_model_is_at_no_distance_from_itself(folder: Path) -> None:
     model = load_llama(folder / "whole")
-    divergence, variation = distances(model, model, torch.arange(64).view(2, 32))
+    divergence, variation = distances(model, model, torch.arange(64).view(2, 32), DISTIL)
     assert float(divergence.detach()) == pytest.approx(0.0, abs=1e-6)
     assert float(variation.detach()) == pytest.approx(0.0, abs=1e-6)
 

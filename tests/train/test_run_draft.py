@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -12,14 +11,17 @@ import pytest
 import torch
 
 from outrider import LLM, SamplingParams
+from outrider.cli.app import run as run_command
 from outrider.errors import InvalidConfig, UnsupportedModel
 from outrider.models.bundled import bundled_path
 from outrider.models.checkpoint import build_llama, load_llama, save_llama
+from outrider.train import head as heads
 from outrider.train import loop
+from outrider.train.distil import distances
 from outrider.train.forward import laws
 from outrider.train.prepare import config_of
-from outrider.train.recipe import DistilRecipe, ModelRecipe, Recipe, TrainRecipe
-from outrider.train.run_draft import DraftRun, plain_recipe, prepare_draft, run_draft
+from outrider.train.recipe import LOSSES, ModelRecipe
+from outrider.train.run_draft import DraftRun, plain_recipe, plan_draft, prepare_draft, run_draft
 from outrider.train.state import load_state
 from outrider.train.writing import continue_rows
 from tests.models.families import one_thread, random_model
@@ -27,7 +29,6 @@ from tests.models.recurrent_families import OPTIONS, random_recurrent
 
 single = pytest.fixture(scope="module", autouse=True)(one_thread)
 SHAPE = ModelRecipe(32, 2, 2, 1, 48, head_size=16, max_positions=256)
-SMALL = ModelRecipe(16, 1, 1, 1, 24, head_size=16, max_positions=256, tied=True)
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 
 
@@ -47,21 +48,44 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run_of(target: Path) -> DraftRun:
-    run = prepare_draft(None, target=target, text=[target / "text.py"], device="cpu")
-    train = TrainRecipe(
-        8 * 128, batch_tokens=128, micro_tokens=64, context=32, long_context=32, warmup_steps=2,
-        layer_dropout=0.0, exit_weight=0.0, threads=1,
-    )  # fmt: skip
-    distil = DistilRecipe(
-        prompt_tokens=8, continuation_tokens=24, pool_rows=8, refresh_steps=4, refresh_rows=4
+RECIPE = """
+name = "small"
+seed = 3
+[corpus]
+manifest = "nowhere.json"
+held_out = []
+[model]
+hidden_size = 16
+layers = 1
+heads = 1
+kv_heads = 1
+ffn_size = 24
+head_size = 16
+max_positions = 256
+tied = true
+[train]
+tokens = 1024
+batch_tokens = 128
+micro_tokens = 64
+context = 32
+long_context = 32
+warmup_steps = 2
+threads = 1
+[distil]
+prompt_tokens = 8
+continuation_tokens = 24
+pool_rows = 8
+refresh_steps = 4
+refresh_rows = 4
+"""
+
+
+def run_of(target: Path, **given: Any) -> DraftRun:
+    recipe = target / "small.toml"
+    recipe.write_text(RECIPE, "utf-8")
+    return prepare_draft(
+        str(recipe), target=target, text=[target / "text.py"], device="cpu", **given
     )
-    recipe: Recipe = dataclasses.replace(run.recipe, model=SMALL, train=train, distil=distil)
-    learns = run.objective
-    learns._recipe, learns._distil = recipe, distil
-    learns._pools = {name: torch.empty(0, 32, dtype=torch.int64) for name in learns._pools}
-    model = build_llama(config_of(SMALL, 4096), 2)
-    return dataclasses.replace(run, recipe=recipe, model=model)
 
 
 def test_a_killed_run_ends_in_the_same_draft_and_it_drafts(
@@ -82,7 +106,7 @@ def test_a_killed_run_ends_in_the_same_draft_and_it_drafts(
     assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
     lines = (tmp_path / "killed" / "training" / "log.jsonl").read_text().splitlines()
     noted = [json.loads(line) for line in lines]
-    assert noted[-1]["step"] == 8 and "perplexity" in noted[-1]
+    assert noted[-1]["step"] == 8 and 1.0 <= noted[-1]["accepted_length"] <= 1.0 + heads.DEPTH
     # It speaks the target's tokens, and texts with it are the target's.
     params = SamplingParams(max_tokens=8, temperature=0.0)
     (due,) = LLM.load(target, "none").generate("def f", params)
@@ -91,10 +115,61 @@ def test_a_killed_run_ends_in_the_same_draft_and_it_drafts(
     assert done.token_ids == due.token_ids and done.stats.drafted > 0
 
 
-def test_the_plain_draft_is_a_quarter_as_wide(target: Path) -> None:
+def test_the_plain_draft_is_a_quarter_as_wide_and_is_trained(
+    target: Path, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(heads, "NEW_TOKENS", 4)
     recipe = plain_recipe(load_llama(target), 81920)
     assert (recipe.model.hidden_size, recipe.model.layers, recipe.train.tokens) == (64, 2, 81920)
     assert recipe.distil is not None
+    given = {"target": target, "text": [target / "text.py"], "device": "cpu"}
+    run = prepare_draft(None, tokens=4096, **given)
+    assert run.recipe == plain_recipe(load_llama(target), 4096)
+    seen: list[loop.Progress] = []
+    outcome = run_draft(run, tmp_path, progress=seen.append)
+    assert outcome.finished and outcome.step == 2
+    assert seen[-1].figure == "held-out accepted length" and seen[-1].held_out is not None
+    assert load_llama(tmp_path).config.hidden_size == 64
+    assert len(run.objective.state()["target"]) == 93, "what the plain recipe has it write"
+
+
+def test_what_is_measured_is_the_draft_in_its_targets_loop(target: Path, monkeypatch) -> None:
+    """The target as its own draft is always right; a draft model that is not, is not."""
+    monkeypatch.setattr(heads, "NEW_TOKENS", 11)
+    run = run_of(target)
+    before = {name: value.clone() for name, value in run.model.state_dict().items()}
+    assert run.objective.held_out(load_llama(target)) == pytest.approx(1 + heads.DEPTH, abs=0.7)
+    assert run.objective.held_out(run.model) < 2
+    assert all(torch.equal(before[name], own) for name, own in run.model.state_dict().items())
+    assert all(p.requires_grad for p in run.model.parameters())
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_draft_learns_by_every_loss_that_heads_have(loss: str, target: Path) -> None:
+    run = run_of(target, loss=loss)
+    assert run.recipe.distil is not None and run.recipe.distil.loss == loss
+    tokens_BT = torch.arange(64).view(2, 32) * 3
+    teacher, optimiser = load_llama(target), torch.optim.Adam(run.model.parameters(), 3e-3)
+    losses: list[float] = []
+    for _ in range(8):
+        lost, _ = distances(teacher, run.model, tokens_BT, run.recipe.distil)
+        optimiser.zero_grad()
+        lost.backward()
+        optimiser.step()
+        losses.append(lost.item())
+    assert losses[-1] < losses[0] - 1e-4
+
+
+def test_a_plan_costs_one_micro_batch_and_says_so(target: Path, tmp_path: Path, capsys) -> None:
+    plan = plan_draft(run_of(target, loss="tv"))
+    assert (plan.steps, plan.tokens) == (8, 1024)
+    assert "8 steps, 1024 tokens, a draft model of" in plan.said()
+    text, out = str(target / "text.py"), tmp_path / "out"
+    asked = ["train", "draft", "--target", str(target), "--text", text, "--out", str(out)]
+    options = ["--recipe", str(target / "small.toml"), "--loss", "block", "--plan"]
+    assert run_command([*asked, *options]) == 0
+    assert "8 steps, 1024 tokens, a draft model of" in capsys.readouterr().out
+    assert not out.exists()
 
 
 def test_what_cannot_be_trained_is_refused(target: Path) -> None:
@@ -102,6 +177,8 @@ def test_what_cannot_be_trained_is_refused(target: Path) -> None:
         prepare_draft(None, target=target, text=[])
     with pytest.raises(InvalidConfig, match=r"'tiny' has no \[distil\], so it imitates no target"):
         prepare_draft("tiny", target=target, text=[target / "text.py"])
+    with pytest.raises(InvalidConfig, match=r"distil\.loss is mse; give one of ce, kl"):
+        run_of(target, loss="mse")
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt-oss", "qwen3_next", "mamba2"])
