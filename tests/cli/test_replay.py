@@ -70,6 +70,16 @@ def test_a_text_as_it_ran(outrider: Command, generate: Command, tmp_path: Path) 
     assert one["seconds"] == pytest.approx(laps) and laps <= stats["wall_s"]
 
 
+def test_a_trace_of_auto_says_that_drafters_are_taken_as_one(
+    outrider: Command, generate: Command, tmp_path: Path
+) -> None:
+    file = tmp_path / "auto.jsonl"
+    assert generate(PROMPT, "--drafter", "auto", "-n", "8", "--trace", str(file)).code == 0
+    assert file.stat().st_mode & 0o777 == 0o600
+    said = outrider("replay", str(file), "--policy", "none").out
+    assert "auto chose among drafters" in said
+
+
 def test_regret_is_drawn(outrider: Command, traced: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "regret.png"

@@ -9,6 +9,8 @@ from outrider import SamplingParams
 from outrider.control import runs as runs_module
 from outrider.control.record import Asked, completed
 from outrider.control.runs import bootstrapped, compared, measured, whole
+from outrider.engine import Requests
+from outrider.types import Completion
 from tests.control.test_plan import served
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4)
@@ -23,9 +25,9 @@ def test_items_fill_whole_batches() -> None:
 
 def test_every_round_has_as_many_texts_as_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of fewer prompts than a batch has texts, too."""
-    sizes = []
+    sizes: list[tuple[int, int | None]] = []
 
-    def noted(requests, asked: Asked):
+    def noted(requests: Requests, asked: Asked) -> list[Completion]:
         sizes.append((len(asked.prompts), asked.batch))
         return completed(requests, asked)
 
