@@ -179,8 +179,7 @@ _REST = ("prompt_token_s", "verify_text_s", "verify_row_s")
 
 def _check_seconds(name: str, value: object) -> None:
     """Refuses what is no time."""
-    known = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not known or not 0 <= value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
         raise InvalidConfig(f"{name}={shown(value)}: seconds are due, a number from 0")
 
 
