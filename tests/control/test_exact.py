@@ -95,7 +95,8 @@ def test_the_law_is_the_targets(rule: str) -> None:
     drafter = chosen(TARGET, 0.6)
     assert chi_square(samples(drafter, rule, 500), TARGET) < 4.5
     report = drafter.report()
-    assert report["draft"]["rounds"] > 0.5 * sum(one["rounds"] for one in report.values())
+    drafted = sum(one["rounds"] for name, one in report.items() if "draft" in name)
+    assert drafted > 0.3 * sum(one["rounds"] for one in report.values()), report
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
