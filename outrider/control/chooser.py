@@ -54,7 +54,8 @@ class Chooser:
     def choose(self, view: View) -> Choice:
         """The plan, and why."""
         times = view.times
-        if view.clean and self._known.plain_due(len(view.texts), view.context):
+        # A round that reads prompts, however little of them, times no plain decoding.
+        if not view.prompt_rows and self._known.plain_due(len(view.texts), view.context):
             return Choice(NOTHING, TIMED)
         if times is None:
             return Choice(NOTHING, UNTIMED)

@@ -18,7 +18,7 @@ from outrider.models.checkpoint import build_llama, load_llama, save_llama
 from outrider.train import head as heads
 from outrider.train import loop
 from outrider.train.distil import distances
-from outrider.train.forward import laws
+from outrider.train.forward import log_laws
 from outrider.train.prepare import config_of
 from outrider.train.recipe import LOSSES, ModelRecipe
 from outrider.train.run_draft import DraftRun, plain_recipe, plan_draft, prepare_draft, run_draft
@@ -192,7 +192,7 @@ def test_targets_of_any_family_write_what_they_would(family: str, tmp_path: Path
     found = continue_rows(model, tokens_BT, 4, greedy, draw)
     with torch.no_grad():
         for _ in range(4):
-            due = torch.cat((due, laws(model, due)[:, -1:].argmax(-1)), 1)
+            due = torch.cat((due, log_laws(model, due)[:, -1:].argmax(-1)), 1)
     assert torch.equal(found, due)
 
 
