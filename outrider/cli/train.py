@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ from outrider.errors import InvalidConfig
 if TYPE_CHECKING:
     from outrider.train.loop import Outcome
     from outrider.train.loop import Progress as Step
+    from outrider.train.plan import Plan
 
 LINES_PER_RUN = 100
 
@@ -25,18 +27,6 @@ Fresh = Annotated[
 ]
 TrainingDevice = Annotated[
     str, typer.Option(help="Where to train: auto (the GPU where there is one), cpu, cuda.")
-]
-HeadOut = Annotated[Path, typer.Option("--out", "-o", help="The folder of the head.")]
-Target = Annotated[str, typer.Option(help="The model it is for: a folder, or 'bundled'.")]
-Text = Annotated[
-    list[Path] | None,
-    typer.Option(help="Files, folders, Parquet or JSONL of texts or conversations; repeatable."),
-]
-Recipe = Annotated[str | None, typer.Option(help="A TOML file, or the name of a bundled recipe.")]
-Tokens = Annotated[int | None, typer.Option(help="Tokens to train on.")]
-Loss = Annotated[str | None, typer.Option(help="ce, kl, reverse-kl, tv or block.")]
-PlanOnly = Annotated[
-    bool, typer.Option("--plan", help="Say what time and memory it takes, and stop.")
 ]
 
 
@@ -71,18 +61,95 @@ def train_lm(
     )
 
 
-def train_draft(
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder of the draft model.")],
-    target: Target = "bundled",
-    text: Text = None,
-    recipe: Recipe = None,
-    tokens: Tokens = None,
-    loss: Loss = None,
-    max_minutes: MaxMinutes = None,
-    fresh: Fresh = False,
-    device: TrainingDevice = "auto",
-    plan: PlanOnly = False,
-) -> int:
+def _check_minutes(minutes: float | None) -> None:
+    if minutes is not None and not minutes >= 0:
+        raise InvalidConfig(f"max_minutes={minutes}: a number of at least 0 is due")
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is to be trained, and on what."""
+
+    target: str
+    text: Sequence[Path]
+    recipe: str | None
+    tokens: int | None
+    loss: str | None
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What a run takes, and the run: of a folder and its limits."""
+
+    plan: Callable[[], Plan]
+    run: Callable[..., Outcome]
+
+
+def _draft(asked: _Asked) -> _Prepared:
+    from outrider.train.run_draft import plan_draft, prepare_draft, run_draft
+
+    run = prepare_draft(
+        asked.recipe,
+        target=asked.target,
+        text=asked.text,
+        tokens=asked.tokens,
+        loss=asked.loss,
+        device=asked.device,
+    )
+    return _Prepared(partial(plan_draft, run), partial(run_draft, run))
+
+
+def _head(kind: str, asked: _Asked) -> _Prepared:
+    from outrider.train.run_head import head_recipe, plan_head, prepare_head, run_head
+
+    recipe, manifest = head_recipe(kind, asked.recipe, tokens=asked.tokens, loss=asked.loss)
+    run = prepare_head(
+        recipe, target=asked.target, text=asked.text, manifest=manifest, device=asked.device
+    )
+    return _Prepared(partial(plan_head, run), partial(run_head, run))
+
+
+def _command(prepared: Callable[[_Asked], _Prepared], said: str) -> Callable[..., int]:
+    """The command that trains one kind of drafter for a target; `said` is its help."""
+
+    def command(
+        out: Annotated[Path, typer.Option("--out", "-o", help="The folder it is written to.")],
+        target: Annotated[
+            str, typer.Option(help="The model it is for: a folder, or 'bundled'.")
+        ] = "bundled",
+        text: Annotated[
+            list[Path] | None,
+            typer.Option(
+                help="Files, folders, Parquet or JSONL of texts or conversations; repeatable."
+            ),
+        ] = None,
+        recipe: Annotated[
+            str | None, typer.Option(help="A TOML file, or the name of a bundled recipe.")
+        ] = None,
+        tokens: Annotated[int | None, typer.Option(help="Tokens to train on.")] = None,
+        loss: Annotated[str | None, typer.Option(help="ce, kl, reverse-kl, tv or block.")] = None,
+        max_minutes: MaxMinutes = None,
+        fresh: Fresh = False,
+        device: TrainingDevice = "auto",
+        plan: Annotated[
+            bool, typer.Option("--plan", help="Say what time and memory it takes, and stop.")
+        ] = False,
+    ) -> int:
+        _check_minutes(max_minutes)
+        ready = prepared(_Asked(target, text or (), recipe, tokens, loss, device))
+        if plan:
+            terminal.out().out(ready.plan().said(), highlight=False)
+            return 0
+        run = partial(ready.run, out, resume=not fresh, max_minutes=max_minutes)
+        return _shown(out, lambda progress: run(progress=progress))
+
+    command.__doc__ = said
+    return command
+
+
+train_draft = _command(
+    _draft,
     """Train a small draft model that imitates a target of your own, on your own text.
 
     A run that was stopped or killed is resumed by the same command.
@@ -92,41 +159,10 @@ def train_draft(
       outrider train draft --target ./my-model --text src/ --out runs/draft
       outrider train draft --target ./my-model --text src/ --out runs/draft --loss tv --plan
       outrider generate --model ./my-model --drafter draft:runs/draft "import "
-    """
-    from outrider.train.run_draft import plan_draft, prepare_draft, run_draft
-
-    _check_minutes(max_minutes)
-    run = prepare_draft(
-        recipe, target=target, text=text or (), tokens=tokens, loss=loss, device=device
-    )
-    if plan:
-        terminal.out().out(plan_draft(run).said(), highlight=False)
-        return 0
-    return _shown(
-        out,
-        lambda progress: run_draft(
-            run, out, resume=not fresh, max_minutes=max_minutes, progress=progress
-        ),
-    )
-
-
-def _check_minutes(minutes: float | None) -> None:
-    if minutes is not None and not minutes >= 0:
-        raise InvalidConfig(f"max_minutes={minutes}: a number of at least 0 is due")
-
-
-def train_eagle3(
-    out: HeadOut,
-    target: Target = "bundled",
-    text: Text = None,
-    recipe: Recipe = None,
-    tokens: Tokens = None,
-    loss: Loss = None,
-    max_minutes: MaxMinutes = None,
-    fresh: Fresh = False,
-    device: TrainingDevice = "auto",
-    plan: PlanOnly = False,
-) -> int:
+    """,
+)
+train_eagle3 = _command(
+    partial(_head, "eagle3"),
     """Train an EAGLE-3 head for a target, on its own hidden states.
 
     A run that was stopped or killed is resumed by the same command.
@@ -136,25 +172,10 @@ def train_eagle3(
       outrider train eagle3 --text src/ --out runs/head
       outrider train eagle3 --target ./my-model --text chats.jsonl --out runs/head --plan
       outrider generate --model ./my-model --drafter eagle:runs/head "import "
-    """
-    asked = _Asked(
-        "eagle3", recipe, tokens, loss, target, text, device, out, max_minutes, fresh, plan
-    )
-    return _train_head(asked)
-
-
-def train_mtp(
-    out: HeadOut,
-    target: Target = "bundled",
-    text: Text = None,
-    recipe: Recipe = None,
-    tokens: Tokens = None,
-    loss: Loss = None,
-    max_minutes: MaxMinutes = None,
-    fresh: Fresh = False,
-    device: TrainingDevice = "auto",
-    plan: PlanOnly = False,
-) -> int:
+    """,
+)
+train_mtp = _command(
+    partial(_head, "mtp"),
     """Train an MTP module for a target: one more layer of its own kind, on its last hidden states.
 
     A run that was stopped or killed is resumed by the same command.
@@ -163,23 +184,10 @@ def train_mtp(
     Examples:
       outrider train mtp --text src/ --out runs/mtp
       outrider generate --model ./my-model --drafter mtp:runs/mtp "import "
-    """
-    asked = _Asked("mtp", recipe, tokens, loss, target, text, device, out, max_minutes, fresh, plan)
-    return _train_head(asked)
-
-
-def train_early_exit(
-    out: HeadOut,
-    target: Target = "bundled",
-    text: Text = None,
-    recipe: Recipe = None,
-    tokens: Tokens = None,
-    loss: Loss = None,
-    max_minutes: MaxMinutes = None,
-    fresh: Fresh = False,
-    device: TrainingDevice = "auto",
-    plan: PlanOnly = False,
-) -> int:
+    """,
+)
+train_early_exit = _command(
+    partial(_head, "early-exit"),
     """Train an early-exit head: an adapter behind a target's first layers, and a confidence.
 
     A run that was stopped or killed is resumed by the same command.
@@ -189,56 +197,8 @@ def train_early_exit(
       outrider train early-exit --text src/ --out runs/exit
       outrider train early-exit --recipe exit --out runs/exit --plan
       outrider generate --drafter early-exit:runs/exit --exit-threshold 0.4 "import "
-    """
-    asked = _Asked(
-        "early-exit", recipe, tokens, loss, target, text, device, out, max_minutes, fresh, plan
-    )
-    return _train_head(asked)
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What a head's run is asked for."""
-
-    kind: str
-    recipe: str | None
-    tokens: int | None
-    loss: str | None
-    target: str
-    text: list[Path] | None
-    device: str
-    out: Path
-    max_minutes: float | None
-    fresh: bool
-    plan: bool
-
-
-def _train_head(asked: _Asked) -> int:
-    """Trains a head, or says what that would take."""
-    from outrider.train.run_head import head_recipe, plan_head, prepare_head, run_head
-
-    _check_minutes(asked.max_minutes)
-    recipe, manifest = head_recipe(asked.kind, asked.recipe, tokens=asked.tokens, loss=asked.loss)
-    run = prepare_head(
-        recipe,
-        target=asked.target,
-        text=asked.text or (),
-        manifest=manifest,
-        device=asked.device,
-    )
-    if asked.plan:
-        terminal.out().out(plan_head(run).said(), highlight=False)
-        return 0
-    return _shown(
-        asked.out,
-        lambda progress: run_head(
-            run,
-            asked.out,
-            resume=not asked.fresh,
-            max_minutes=asked.max_minutes,
-            progress=progress,
-        ),
-    )
+    """,
+)
 
 
 def _shown(out: Path, run: Callable[[Callable[[Step], None]], Outcome]) -> int:

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from outrider.decoding import Draft
-from outrider.drafters.base import Drafter, Node, RoundDraws
+from outrider.drafters.base import Node, RoundDraws
+from outrider.drafters.tapped import TappedDrafter
 from outrider.errors import InvalidConfig
 from outrider.models.base import Rows, Target
 from outrider.noise import signed
@@ -54,45 +55,26 @@ class _Known:
         return self.waiting[module][0][:count]
 
 
-class EagleDrafter(Drafter):
+class EagleDrafter(TappedDrafter["Head"]):
     """Drafts chains or trees with a head of the target's, module after module.
 
-    A text is drafted for from the round on in which the target has read all of it but its last
-    token. Where it begins with tokens that the target holds of an earlier text, and whose states
-    it therefore never had, the head's own view of it begins behind them.
+    Where a text begins with tokens that the target holds of an earlier one, and whose states it
+    therefore never had, the head's own view of it begins behind them.
     """
 
     def __init__(self, head: Head, *, chunk: int = 512, name: str | None = None) -> None:
-        self.name = head.kind if name is None else name
+        super().__init__(head, head.kind if name is None else name)
         self.chunk = chunk
-        self.taps = head.taps
-        self.vocab_size = head.vocab_size
-        self._given = head
         self._head: CachedHead | None = None
-        self._target: Target | None = None
         self._texts: dict[int, _Known] = {}
-        self._asked = False
 
     def attach(self, target: Target) -> Target:
-        """The target itself; a copy of the head gets its embeddings, dtype and device.
-
-        Raises:
-            UnsupportedModel: a target without hidden states to be had.
-            VocabularyMismatch, TargetShapeMismatch: the head of another target.
-            InvalidConfig: a drafter in use elsewhere.
-        """
-        # Who brings their own two methods needs no transformers.
+        """As of every head; it gets a cache, too."""
         from outrider.models.eagle_cache import CachedHead
-        from outrider.models.head import fitted
 
+        super().attach(target)
         if self._head is None:
-            self._given, self._target = fitted(self._given, target), target
             self._head = CachedHead(self._given)
-        elif self._target is not target:
-            raise InvalidConfig(
-                f"drafter {self.name} reads the hidden states of another target; make a drafter "
-                "for each"
-            )
         return target
 
     @property
@@ -101,10 +83,6 @@ class EagleDrafter(Drafter):
         if self._head is None:
             raise InvalidConfig(f"drafter {self.name} has no target yet; an engine attaches it")
         return self._head
-
-    def never_asked(self) -> tuple[str, ...]:
-        """Its name until it was asked to draft."""
-        return () if self._asked else (self.name,)
 
     def notice(self, text: Sequence, first: int, hidden_nF: Float[Tensor, "n F"]) -> None:
         """Keeps the states that follow those known; where some are missing, begins anew."""

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from outrider.decoding import Draft
-from outrider.drafters.base import Drafter, Node, RoundDraws
-from outrider.errors import InvalidConfig
-from outrider.models.base import Target
+from outrider.drafters.base import Node, RoundDraws
+from outrider.drafters.tapped import TappedDrafter
 from outrider.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -23,51 +22,18 @@ if TYPE_CHECKING:
     from outrider.models.medusa import MedusaHeads
 
 
-class MedusaDrafter(Drafter):
-    """Drafts chains or trees of as many levels as there are heads.
-
-    A text is drafted for from the round on in which the target has read all of it but its last
-    token.
-    """
+class MedusaDrafter(TappedDrafter["MedusaHeads"]):
+    """Drafts chains or trees of as many levels as there are heads."""
 
     def __init__(self, heads: MedusaHeads, *, name: str = "medusa") -> None:
-        self.name = name
-        self.taps = heads.taps
-        self.vocab_size = heads.vocab_size
-        self._given = heads
-        self._target: Target | None = None
+        super().__init__(heads, name)
         # How many tokens of a text are read, and the state behind the last of them.
         self._last: dict[int, tuple[int, Tensor]] = {}
-        self._asked = False
-
-    def attach(self, target: Target) -> Target:
-        """The target itself; a copy of the heads gets its final norm, dtype and device.
-
-        Raises:
-            UnsupportedModel: a target without hidden states to be had.
-            VocabularyMismatch, TargetShapeMismatch: the heads of another target.
-            InvalidConfig: a drafter in use elsewhere.
-        """
-        # Who brings their own two methods needs no transformers.
-        from outrider.models.head import fitted
-
-        if self._target is None:
-            self._given, self._target = fitted(self._given, target), target
-        elif self._target is not target:
-            raise InvalidConfig(
-                f"drafter {self.name} reads the hidden states of another target; make a drafter "
-                "for each"
-            )
-        return target
 
     @property
     def model(self) -> MedusaHeads:
         """The heads."""
         return self._given
-
-    def never_asked(self) -> tuple[str, ...]:
-        """Its name until it was asked to draft."""
-        return () if self._asked else (self.name,)
 
     def notice(self, text: Sequence, first: int, hidden_nF: Float[Tensor, "n F"]) -> None:
         """Keeps the last state."""

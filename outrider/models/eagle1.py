@@ -61,10 +61,6 @@ class FeatureHead(Head):
         """What tokens are looked up in."""
         return self.parts.embeddings if self.embed_tokens is None else self.embed_tokens
 
-    def fused(self, features_RF: Float[Tensor, "*rows F"]) -> Float[Tensor, "*rows D"]:
-        """The target's hidden states behind its final norm."""
-        return self.parts.norm(features_RF)
-
     def step(
         self,
         tokens_BT: Int64[Tensor, "B T"],
@@ -80,7 +76,3 @@ class FeatureHead(Head):
             for layer in self.layers:
                 h_BTD = layer(h_BTD, position_ids=positions_BT, position_embeddings=rotary)
         return h_BTD
-
-    def logits(self, h_BTD: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows V"]:
-        """What follows after features, by the target's output layer."""
-        return self.parts.output(h_BTD)

@@ -206,9 +206,9 @@ class Head(TargetHead):
         """The target's tokens that the columns of `logits` stand for; None: all of them."""
         return None
 
-    @abstractmethod
     def fused(self, features_RF: Float[Tensor, "*rows F"]) -> Float[Tensor, "*rows D"]:
-        """The target's hidden states of some rows as one feature each."""
+        """The target's hidden states of some rows as one feature each: behind its final norm."""
+        return self.parts.norm(features_RF)
 
     @abstractmethod
     def step(
@@ -221,9 +221,9 @@ class Head(TargetHead):
     ) -> Float[Tensor, "B T D"]:
         """The feature after each token, given the feature before it, by one of the modules."""
 
-    @abstractmethod
     def logits(self, h_BTD: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows M"]:
-        """What follows after features, over the tokens that can be guessed."""
+        """What follows after features, over the tokens that can be guessed: the target's own."""
+        return self.parts.output(h_BTD)
 
 
 HeadT = TypeVar("HeadT", bound=TargetHead)

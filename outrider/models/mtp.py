@@ -72,10 +72,6 @@ class MtpHead(Head):
         # In a tuple, so that it is not taken for a part.
         self._rotary = rotary, {"layer_type": own} if own in (config.rope_parameters or {}) else {}
 
-    def fused(self, features_RF: Float[Tensor, "*rows F"]) -> Float[Tensor, "*rows D"]:
-        """The target's hidden states behind its final norm."""
-        return self.parts.norm(features_RF)
-
     def step(
         self,
         tokens_BT: Int64[Tensor, "B T"],
@@ -95,10 +91,6 @@ class MtpHead(Head):
         }
         with attending(attend):
             return self.mtp[module](embedded_BTD, h_BTD, **row)
-
-    def logits(self, h_BTD: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows V"]:
-        """What follows after features, by the target's output layer."""
-        return self.parts.output(h_BTD)
 
 
 def like_layer(config: Any, module: int) -> int:

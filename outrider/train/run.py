@@ -13,16 +13,15 @@ from outrider.models.device import pick_device
 from outrider.models.tokenizer import END_OF_TEXT_ID
 from outrider.train.bigram import start_from_bigrams
 from outrider.train.distil import Distillation
-from outrider.train.journal import journal_of
+from outrider.train.job import STATE_FOLDER, Job
 from outrider.train.lm import LanguageModelling
-from outrider.train.loop import Objective, Outcome, ProgressCallback, train
+from outrider.train.loop import Objective, Outcome, ProgressCallback
 from outrider.train.prepare import TOKENIZER_FILE, Prepared, build_model, prepare, sha256_of
 from outrider.train.recipe import DistilRecipe, Recipe
 from outrider.train.recipe_file import load_recipe
 from outrider.train.state import STATE_FILE
 from outrider.train.together import joined
 
-STATE_FOLDER = "training"
 TOKENIZER_FILES = (TOKENIZER_FILE, "tokenizer_config.json")
 
 
@@ -52,10 +51,8 @@ def run_recipe(
 ) -> Outcome:
     """Train what the recipe describes and write a checkpoint folder to `out`.
 
-    `device` is what torch calls it; `auto` is the GPU where there is one, else the CPU.
-    The state of the run lives in `out/training`, beside a line of JSON for each step and their
-    picture, and is resumed from there unless `resume` is False.
-    When `max_minutes` are over first, the state is saved and nothing else is written.
+    `device` is what torch calls it; `auto` is the GPU where there is one, else the CPU. As any
+    `Job` runs.
 
     Raises:
         InvalidConfig: a recipe, folder, time, device or state that cannot be used.
@@ -84,25 +81,15 @@ def run_recipe(
     model = build_model(recipe, prepared.tokenizer.get_vocab_size())
     objective = _objective(recipe, prepared, model, folder, place)
     model.to(place)
-    state = folder / STATE_FOLDER
-    with journal_of(state, resume, together) as journal:
-        outcome = train(
-            model,
-            objective,
-            recipe,
-            state,
-            inputs=inputs,
-            resume=resume,
-            max_minutes=max_minutes,
-            progress=journal.noting(progress),
-            together=together,
-        )
-        if outcome.finished and together.leads:
-            if target is not None:
-                for name in TOKENIZER_FILES:
-                    shutil.copyfile(target / name, folder / name)
-            save_llama(model.cpu(), folder)
-    return outcome
+
+    def save(folder: Path) -> None:
+        if target is not None:
+            for name in TOKENIZER_FILES:
+                shutil.copyfile(target / name, folder / name)
+        save_llama(model.cpu(), folder)
+
+    job = Job(model, objective, recipe, inputs, place, save)
+    return job.run(folder, resume=resume, max_minutes=max_minutes, progress=progress)
 
 
 def _folder(out: Path) -> Path:

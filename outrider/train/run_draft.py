@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,13 @@ from outrider.models.text import TextTokenizer
 from outrider.train.bigram import start_from_bigrams
 from outrider.train.chance import generator
 from outrider.train.distil import Distillation
-from outrider.train.journal import journal_of
-from outrider.train.loop import Outcome, ProgressCallback, train
+from outrider.train.job import Job
+from outrider.train.loop import Outcome, ProgressCallback
 from outrider.train.plan import Plan, planned
 from outrider.train.prepare import config_of, sha256_of
 from outrider.train.recipe import CorpusRecipe, DistilRecipe, ModelRecipe, Recipe, TrainRecipe
 from outrider.train.recipe_file import load_recipe
-from outrider.train.run import STATE_FOLDER, recipe_path
+from outrider.train.run import recipe_path
 from outrider.train.sources import texts_of
 from outrider.train.together import joined
 
@@ -150,27 +151,19 @@ def run_draft(
 ) -> Outcome:
     """Train the draft model and write its checkpoint, with the target's tokenizer, to `out`.
 
-    The state of the run lives in `out/training`, as that of `run_recipe` does.
+    As any `Job` runs.
 
     Raises:
         InvalidConfig: a folder or state that cannot be used.
     """
-    together, state = joined(run.model.device), out / STATE_FOLDER
-    with journal_of(state, resume, together) as journal:
-        outcome = train(
-            run.model,
-            run.objective,
-            run.recipe,
-            state,
-            inputs=run.inputs,
-            resume=resume,
-            max_minutes=max_minutes,
-            progress=journal.noting(progress),
-            together=together,
-        )
-        if outcome.finished and together.leads:
-            for name in SPEAKS:
-                if (run.target / name).is_file():
-                    shutil.copyfile(run.target / name, out / name)
-            save_llama(run.model.cpu(), out)
-    return outcome
+    save = partial(_save, run)
+    job = Job(run.model, run.objective, run.recipe, run.inputs, run.model.device, save)
+    return job.run(out, resume=resume, max_minutes=max_minutes, progress=progress)
+
+
+def _save(run: DraftRun, out: Path) -> None:
+    """Write the draft model, with its target's tokenizer."""
+    for name in SPEAKS:
+        if (run.target / name).is_file():
+            shutil.copyfile(run.target / name, out / name)
+    save_llama(run.model.cpu(), out)

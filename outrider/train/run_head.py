@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,14 @@ from outrider.models.text import TextTokenizer
 from outrider.train.eagle import TrainingTimeTest, draft_tokens, new_head
 from outrider.train.exit import ExitTraining, new_exit_head
 from outrider.train.head import HeadObjective
-from outrider.train.journal import journal_of
-from outrider.train.loop import Outcome, ProgressCallback, train
+from outrider.train.job import Job
+from outrider.train.loop import Outcome, ProgressCallback
 from outrider.train.mtp import layer_options, new_module
 from outrider.train.plan import Plan, planned
 from outrider.train.prepare import sha256_of
 from outrider.train.recipe import EagleRecipe, ExitRecipe, HeadRecipe, MtpRecipe, TrainRecipe
 from outrider.train.recipe_file import load_head_recipe
-from outrider.train.run import STATE_FOLDER, recipe_path
+from outrider.train.run import recipe_path
 from outrider.train.sources import texts_of
 from outrider.train.texts import Texts
 from outrider.train.together import joined
@@ -162,29 +163,14 @@ def run_head(
 ) -> Outcome:
     """Train the head and write it to `out` in float16: EAGLE-3's in the layout of speculators.
 
-    The state of the run lives in `out/training`, beside a line of JSON for each step and their
-    picture; it is resumed from there unless `resume` is False. When `max_minutes` are over first,
-    the state is saved and no head is written. Processes that were launched together share the work.
+    As any `Job` runs.
 
     Raises:
         InvalidConfig: a folder or state that cannot be used.
     """
-    together, state = joined(run.target.device), out / STATE_FOLDER
-    with journal_of(state, resume, together) as journal:
-        outcome = train(
-            run.head,
-            run.objective,
-            run.recipe,
-            state,
-            inputs=run.inputs,
-            resume=resume,
-            max_minutes=max_minutes,
-            progress=journal.noting(progress),
-            together=together,
-        )
-        if outcome.finished and together.leads:
-            _save(run, out)
-    return outcome
+    save = partial(_save, run)
+    job = Job(run.head, run.objective, run.recipe, run.inputs, run.target.device, save)
+    return job.run(out, resume=resume, max_minutes=max_minutes, progress=progress)
 
 
 def _save(run: HeadRun, out: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 from outrider.errors import InvalidConfig, MissingExtra
 from outrider.models.bundled import bundled_path
 from outrider.models.text import TextTokenizer
+from outrider.train import job as jobs
 from outrider.train import journal as journals
 from outrider.train import run_head as run_heads
 from outrider.train.journal import PICTURE, draw, journal_of, noted
@@ -77,7 +78,7 @@ def test_a_line_cut_by_a_kill_and_a_picture_that_fails_end_no_run(
     saved: list[bool] = []
     monkeypatch.setattr(journals, "draw", lambda _: saved.append(is_written(tmp_path / "head")))
     outcome = Outcome(True, 16, 1024, 1.0, ())
-    monkeypatch.setattr(run_heads, "train", lambda *_, **__: outcome)
+    monkeypatch.setattr(jobs, "train", lambda *_, **__: outcome)
     assert run_heads.run_head(exit_head(), tmp_path / "head") == outcome and saved == [True]
 
 
