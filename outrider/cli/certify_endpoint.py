@@ -80,7 +80,8 @@ def certify_endpoint(
         int | None, typer.Option(help="Requests at most; by default what --within needs.")
     ] = None,
     tokens: Annotated[
-        int | None, typer.Option(help="Tokens at most; by default what --within needs.")
+        int | None,
+        typer.Option(help="Tokens at most, a text counted whole; by default what --within needs."),
     ] = None,
     logprobs: Annotated[
         int, typer.Option(help="Likeliest tokens to ask for; 0 leaves log-probabilities alone.")

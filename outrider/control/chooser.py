@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence as Sequenced
 
 from outrider.control import plans
@@ -111,7 +110,7 @@ class Chooser:
         book = known.book(arm, view.rule, trees=view.trees is not None)
         level_s = known.level_s(arm, len(view.texts), times)
         token_s = known.token_s(arm, level_s, times)
-        classes: Counter[tuple[int, int]] = Counter()
+        classes: dict[tuple[int, int], int] = {}
         reading_s = 0.0
         for b, text in enumerate(view.texts):
             if not view.can_draw(b):
@@ -123,7 +122,8 @@ class Chooser:
             unread = view.unread(arm, b)
             if unread > self._settings.max_depth + 2:
                 reading_s += unread * token_s / known.left(text)
-            classes[book.cell(text.key), view.caps[b]] += 1
+            own = book.cell(text.key), view.caps[b]
+            classes[own] = classes.get(own, 0) + 1
         most = max(view.caps, default=0)
         return Drawing(
             arm,

@@ -292,10 +292,10 @@ class Controller(SeveralDrafters):
             seconds = self._clock() - started
         current.levels = draft.tree.depth
         self._known.drafted(current, seconds)
-        part_BN = draft.part_BN
+        first, part_BN = self._first[arm], draft.part_BN
         if part_BN is None:
-            part_BN = torch.zeros_like(draft.tree.tokens_BN)
-        return replace(draft, part_BN=part_BN + self._first[arm])
+            return replace(draft, part_BN=torch.full_like(draft.tree.tokens_BN, first))
+        return replace(draft, part_BN=part_BN + first)
 
     def _confidence(self, current: Round, arm: int) -> float:
         """How sure the drafter must be of a token to go on after it: as the next level costs.

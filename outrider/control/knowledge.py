@@ -45,6 +45,7 @@ class Knowledge:
         self._drafts = [LiveDraft(name, costs) for name in self._names]
         self._offered: list[list[float]] = [[] for _ in drafters]
         self._books: dict[tuple[int, str, bool], Book] = {}
+        self._times: dict[tuple[int, int], tuple[int, Times]] = {}
         self._num_output = 64.0
         self._timed = False
         self.now = 0
@@ -56,6 +57,7 @@ class Knowledge:
         self.guards: dict[tuple[int | None, int, str | None], Guard] = {}
         self.due: dict[int | None, int] = dict.fromkeys(kinds, 0)
         self.tallies: dict[str, Tally] = {}
+        self._together: dict[frozenset[int | None], str] = {}
 
     def book(self, arm: int, rule: str, *, trees: bool) -> Book:
         """What was kept of a drafter's tokens."""
@@ -102,13 +104,19 @@ class Knowledge:
 
     def times(self, num_texts: int, context: int, most: int) -> Times | None:
         """What rounds of up to `most` drafted tokens take; None before any was timed."""
+        version, rows = self._live.version, num_texts + most + 2
+        of, found = self._times.get((num_texts, context), (-1, None))
+        if of == version and found is not None and len(found.curve) > rows:
+            return found
         plain_s = self._live.plain_s(num_texts, context)
-        curve = self._live.curve(num_texts, context, num_texts + most + 2)
+        curve = self._live.curve(num_texts, context, rows)
         if plain_s is None or curve is None:
             return None
         seen = max(self._live.most_rows(num_texts, context) or 1, num_texts)
         # A clock may be too coarse to see a round at all.
-        return Times(num_texts, max(plain_s, 1e-9), curve, 2 * seen + 4)
+        found = Times(num_texts, max(plain_s, 1e-9), curve, 2 * seen + 4)
+        self._times[num_texts, context] = version, found
+        return found
 
     def level_s(self, arm: int, num_texts: int, times: Times) -> float:
         """Seconds of a drafter's level."""
@@ -256,13 +264,17 @@ class Knowledge:
             self._live.prompt_token_s = seconds if known is None else 0.7 * known + 0.3 * seconds
 
     def _count(self, done: Round, took_s: float) -> None:
-        names = {self._names[arm] for arm in done.served if arm is not None}
-        tally = self.tallies.setdefault(" and ".join(sorted(names)) or "none", Tally())
+        arms = frozenset(done.served)
+        name = self._together.get(arms)
+        if name is None:
+            name = " and ".join(sorted(self._names[arm] for arm in arms if arm is not None))
+            name = self._together[arms] = name or "none"
+        tally = self.tallies.setdefault(name, Tally())
         tally.rounds += 1
         tally.levels += max(done.offered, default=0)
         tally.tokens += len(done.view.texts) + sum(done.kept.values())
         tally.seconds += took_s
-        why = WAITING if done.waiting and not names else done.choice.why
+        why = WAITING if done.waiting and arms == {None} else done.choice.why
         tally.reasons[why] = tally.reasons.get(why, 0) + 1
 
     def close(self, text: Sequence) -> None:

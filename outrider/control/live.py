@@ -98,6 +98,9 @@ class LiveRounds:
 
     Args:
         costs: measured before; None where all comes from the rounds themselves.
+
+    Attributes:
+        version: another one whenever something that is told here has changed.
     """
 
     def __init__(self, costs: Costs | None = None) -> None:
@@ -107,6 +110,7 @@ class LiveRounds:
         self._curves: dict[tuple[int, int], list[float]] = {}
         self._since = 0
         self._now = 0
+        self.version = 0
         self.prompt_token_s: float | None = None if costs is None else costs.prompt_token_s
 
     def saw(
@@ -119,9 +123,11 @@ class LiveRounds:
         if plain:
             own = self._plain.setdefault(kind, {})
             own.setdefault(_place(texts), Recent()).add(seconds, now)
+            self.version += 1
         self._since += 1
         if self._since >= EVERY or cell.count <= BELIEVED:
             self._since = 0
+            self.version += 1
             self._curves.pop(kind, None)
 
     def plain_seen(self, texts: int, context: int) -> tuple[int, int]:

@@ -99,26 +99,33 @@ def plain(times: Times) -> Plan:
 
 def drawn(times: Times, drawing: Drawing) -> Plan | None:
     """The best depth of a drafter that draws; None without a text to draft for."""
-    best: Plan | None = None
-    tokens, rows = float(times.texts), 0.0
-    spent = 0.0
-    num = sum(one.num for one in drawing.classes)
-    for level in range(max((one.depth for one in drawing.classes), default=0)):
-        offered = drawing.offered[level] if level < len(drawing.offered) else 1.0
-        going = [one for one in drawing.classes if one.depth > level]
-        gained = sum(one.num * one.survival[level] for one in going)
-        if gained < LEAST or (best is not None and times.texts + rows > times.most):
+    classes, rows_by_level, level_s = drawing.classes, drawing.rows, drawing.level_s
+    most = max((one.depth for one in classes), default=0)
+    offered = [*drawing.offered[:most], *[1.0] * (most - len(drawing.offered))]
+    num = sum(one.num for one in classes)
+    read_s = drawing.extra_s / times.texts
+    tokens, rows, spent = float(times.texts), 0.0, 0.0
+    seconds, best_rate, best_depth, best_s = times.plain_s, 0.0, 0, 0.0
+    for level in range(most):
+        gained, texts = 0.0, 0
+        for one in classes:
+            if one.depth > level:
+                gained += one.num * one.survival[level]
+                texts += one.num
+        # No later level gains more than this one, and none makes the round shorter.
+        if gained < LEAST or tokens + (most - level) * gained <= best_rate * seconds:
+            break
+        if best_depth and times.texts + rows > times.most:
             break
         tokens += gained
-        texts = sum(one.num for one in going)
-        new = 1 if drawing.rows is None else drawing.rows[level + 1] - drawing.rows[level]
-        rows += texts * offered * new
+        new = 1 if rows_by_level is None else rows_by_level[level + 1] - rows_by_level[level]
+        rows += texts * offered[level] * new
         # The level is drafted while any text goes on.
-        spent += drawing.level_s * (1.0 if num > 4 else 1.0 - (1.0 - offered) ** texts)
-        seconds = spent + times.target_s(rows) + drawing.extra_s * tokens / times.texts
-        if best is None or tokens / seconds > best.rate_tok_s:
-            best = Plan(drawing.arm, level + 1, tokens / seconds, seconds)
-    return best
+        spent += level_s * (1.0 if num > 4 else 1.0 - (1.0 - offered[level]) ** texts)
+        seconds = spent + times.target_s(rows) + read_s * tokens
+        if tokens > best_rate * seconds:
+            best_rate, best_depth, best_s = tokens / seconds, level + 1, seconds
+    return Plan(drawing.arm, best_depth, best_rate, best_s) if best_depth else None
 
 
 def certain(times: Times, chances: Sequenced[Sequenced[float]]) -> Plan | None:
@@ -132,12 +139,15 @@ def certain(times: Times, chances: Sequenced[Sequenced[float]]) -> Plan | None:
         return None
     if times.texts > 1:
         worth.sort(reverse=True)
-    tokens = float(times.texts)
+    worth = worth[: max(1, times.most - times.texts)]
+    tokens, seconds = float(times.texts), times.plain_s
     best, best_rate, best_s = 0, 0.0, 0.0
-    for taken, (chance, _) in enumerate(worth[: max(1, times.most - times.texts)], start=1):
+    for taken, (chance, _) in enumerate(worth, start=1):
+        if tokens + (len(worth) - taken + 1) * chance <= best_rate * seconds:
+            break
         tokens += chance
         seconds = times.target_s(taken)
-        if tokens / seconds > best_rate:
+        if tokens > best_rate * seconds:
             best, best_rate, best_s = taken, tokens / seconds, seconds
     lengths = [0] * times.texts
     for _, b in worth[:best]:

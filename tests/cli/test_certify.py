@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from outrider.cli.certify_html import command_line
+from outrider.cli.options import Loading
 from tests.certify import fake_engine
 from tests.certify.served import settings
 from tests.certify.server import serving
@@ -38,6 +39,24 @@ def test_a_model_is_certified_as_json(
     names = [check["name"] for check in told["checks"]]
     assert names == ["greedy", "ends", "seeds", "logprobs", "captured rows", "sampled law"]
     assert told["control"]["evidence"]["planted"] > 0
+
+
+def test_one_drafter_is_certified_and_not_a_choice_among_them(
+    outrider: Callable[..., Ran], prompts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default, as what is chosen by the clock may draft nothing for long."""
+    seen: list[str] = []
+    loaded = Loading.load
+
+    def watched(loading: Loading) -> object:
+        llm = loaded(loading)
+        seen.append(llm.drafter.name)
+        return llm
+
+    monkeypatch.setattr(Loading, "load", watched)
+    outrider("certify", "model", "--file", prompts, *FEW)
+    outrider("profile", "-n", "2", "--file", prompts)
+    assert seen == ["draft", "draft"]
 
 
 def test_a_lossy_rule_is_found(outrider: Callable[..., Ran], prompts: str) -> None:

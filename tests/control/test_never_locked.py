@@ -6,6 +6,7 @@ import pytest
 
 from outrider import SamplingParams
 from outrider.control import Controller
+from outrider.control.live import AGE, Recent
 from outrider.drafters import (
     CombinedDrafter,
     Drafter,
@@ -49,6 +50,16 @@ def test_look_ups_alone_survive_a_slow_first_round_of_every_row_count(monkeypatc
     served(world, NgramDrafter(), target=Slow(Echo(), world.clock, seconds))
     world.run(200), world.run(200)
     assert world.run(200) > 6.0
+
+
+def test_few_values_and_old_ones_are_doubted() -> None:
+    """One of fifty where one second was expected: three times that, nine times, fifty; and back."""
+    recent, worth = Recent(), []
+    for now in (1, 2, 3):
+        recent.add(50.0, now)
+        worth.append(recent.worth(1.0, now))
+    assert worth == [3.0, 9.0, 50.0]
+    assert [recent.worth(1.0, 3 + age * AGE) for age in (1, 2, 3, 9)] == [9.0, 3.0, 1.0, 1.0]
 
 
 def test_a_draft_model_survives_a_slow_first_forward(monkeypatch) -> None:
@@ -130,7 +141,7 @@ def test_plain_rounds_of_one_group_leave_what_another_has_to_read(monkeypatch) -
     world.requests.complete([Request((1, 2, 3), law)])
     greedy = SamplingParams(max_tokens=100, temperature=0.0)
     done = world.requests.complete([Request(LONG, greedy), Request((1, 2, 3), law)])
-    assert done[0].stats.accepted > 50
+    assert done[0].stats.accepted > 50 and done[0].stats.plain_rounds <= 5
 
 
 def test_steady_arrivals_are_timed_and_guarded(monkeypatch) -> None:

@@ -312,7 +312,7 @@ def test_levels_of_medusa_are_the_heads_in_their_order() -> None:
     assert any(count == 3 for _, count, _ in seen)
     for text, count, probs in seen:
         state_D = last_states(stock, text[:-1])[-1]
-        wanted = torch.stack([heads.logits(level, state_D) for level in range(count)]).softmax(-1)
+        wanted = torch.stack([heads.heads[level](state_D) for level in range(count)]).softmax(-1)
         torch.testing.assert_close(probs, wanted, rtol=1e-3, atol=1e-4)
 
 

@@ -203,10 +203,7 @@ class Certifier:
                 f"a budget of {limits.requests or limits.tokens} is too little: looking once takes "
                 f"{fixed + 2 * once} requests of {length} tokens; allow more, or give fewer prompts"
             )
-        meter = self._server.meter
-        meter.most_requests = meter.requests + fixed + most
-        if limits.tokens is not None:
-            meter.most_tokens = meter.tokens + limits.tokens
+        self._server.meter.most_requests = self._server.meter.requests + fixed + most
         own = plan if most == sampled else replace(plan, budget=most * length)
         return Need(self.mode, fixed + most, (fixed + most) * length, own)
 

@@ -30,7 +30,6 @@ class Meter:
     """Requests and tokens spent, of several servers together."""
 
     most_requests: float = math.inf
-    most_tokens: float = math.inf
     requests: int = 0
     tokens: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -38,7 +37,7 @@ class Meter:
     @property
     def spent(self) -> bool:
         """Whether no more is to be asked for."""
-        return self.requests >= self.most_requests or self.tokens >= self.most_tokens
+        return self.requests >= self.most_requests
 
     def count(self, requests: int = 0, tokens: int = 0) -> None:
         """Adds to what was spent."""
