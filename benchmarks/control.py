@@ -15,6 +15,7 @@ import copy
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -23,7 +24,7 @@ import torch
 from rich.progress import Progress
 from torch import nn
 
-from benchmarks.workloads import WORKLOADS, Workload
+from benchmarks.workloads import CHANGES, WORKLOADS, Workload
 from outrider import LLM, SamplingParams
 from outrider.bench.inflate import Size, inflate, size_of
 from outrider.bench.machine import Neighbours
@@ -39,6 +40,8 @@ from outrider.train.bigram import bigram_factors
 
 AUTO, PLAIN = "auto", "none"
 LOOK_UP_DEPTH = 8
+SETTLED = 50
+"""Rounds after a change within which it is to be followed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,37 +174,52 @@ def first_s(llm: LLM, prompt: list[int], params: SamplingParams) -> float:
 
 
 def compared(load: Workload, options: argparse.Namespace, tick: Callable[[str], None]) -> Row:
-    """Every group of prompts by everybody before the next, every other time backwards."""
-    start_load = os.getloadavg()[0]
+    """Everybody on one load, after a text of warm-up each."""
     pair = Pair(load, options)
-    tokens = options.tokens or load.num_tokens
     everyone = {AUTO: pair.auto(load.batch), **pair.fixed(load, options.k)}
     groups = prompts_of(load, pair.tokenizer, options.groups + 1)
+    warm = params_of(load, 0, min(options.tokens or load.num_tokens, options.warm))
     for llm in everyone.values():
-        timed(llm, groups[-1], params_of(load, 0, min(tokens, options.warm)))
+        timed(llm, groups[-1], warm)
+    fresh = (lambda: pair.auto(load.batch)) if load.cold else None
+    return in_turn(load, options, everyone, groups[:-1], tick, fresh)
+
+
+def in_turn(
+    load: Workload,
+    options: argparse.Namespace,
+    everyone: dict[str, LLM],
+    groups: Sequence[list[list[int]]],
+    tick: Callable[[str], None],
+    fresh: Callable[[], LLM] | None = None,
+) -> Row:
+    """Every group of prompts by everybody before the next, every other time backwards.
+
+    `fresh` makes the controller that each group begins with, where it is to have seen nothing.
+    """
+    start_load = os.getloadavg()[0]
+    tokens = options.tokens or load.num_tokens
     ways = list(everyone)
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     made = dict.fromkeys(ways, 0)
     first: list[float] = []
-    chosen: dict[str, int] = {}
-    for i, group in enumerate(groups[:-1]):
+    chosen: Counter[str] = Counter()
+    for i, group in enumerate(groups):
         params = params_of(load, i, tokens)
         for which in order(len(ways), i, False):
             name = ways[which]
             tick(f"{load.name}: {name}")
-            if name == AUTO and load.cold:
-                everyone[AUTO] = pair.auto(load.batch)
+            if name == AUTO and fresh is not None:
+                everyone[AUTO] = fresh()
+            before = rounds_of(everyone[AUTO])
             spent, new = timed(everyone[name], group, params)
             seconds[name].append(spent)
             made[name] += new
-            if name == AUTO and load.cold:
-                add(chosen, everyone[AUTO])
+            chosen += rounds_of(everyone[AUTO]) - before
         if load.batch == 1 and i < 3:
             few = SamplingParams(max_tokens=4, temperature=load.temperature, ignore_eos=True)
             slow = first_s(everyone[PLAIN], group[0], few)
             first.append(first_s(everyone[AUTO], group[0], few) / slow)
-    if not load.cold:
-        add(chosen, everyone[AUTO])
     best = min((name for name in ways if name != AUTO), key=lambda name: sum(seconds[name]))
     return Row(
         load.name,
@@ -209,16 +227,36 @@ def compared(load: Workload, options: argparse.Namespace, tick: Callable[[str], 
         over(seconds[best], seconds[AUTO]),
         best,
         {name: made[name] / sum(seconds[name]) for name in ways},
-        chosen,
+        dict(chosen),
         sorted(first)[len(first) // 2] if first else 1.0,
         start_load,
     )
 
 
-def add(chosen: dict[str, int], llm: LLM) -> None:
+def followed(options: argparse.Namespace, tick: Callable[[str], None]) -> list[Row]:
+    """One controller through `CHANGES`; each is measured from its 50th round on."""
+    pair = Pair(CHANGES[0], options)
+    everyone = {AUTO: pair.auto(1), **pair.fixed(CHANGES[0], options.k)}
+    few = min(SETTLED // 3, options.warm)
+    rows: list[Row] = []
+    for place, load in enumerate(CHANGES):
+        groups = prompts_of(load, pair.tokenizer, 2 * options.groups)
+        for name, llm in everyone.items():
+            if name != AUTO and not place:
+                timed(llm, groups[-1], params_of(load, 0, few))
+        began = rounds_of(everyone[AUTO]).total()
+        for group in groups[options.groups :] * SETTLED:
+            if rounds_of(everyone[AUTO]).total() - began + few > SETTLED:
+                break
+            tick(f"{load.name}: the first rounds")
+            timed(everyone[AUTO], group, params_of(load, 0, few))
+        rows.append(in_turn(load, options, everyone, groups[: options.groups], tick))
+    return rows
+
+
+def rounds_of(llm: LLM) -> Counter[str]:
     """The rounds of a controller's choices so far."""
-    for name, one in llm.info()["control"].items():
-        chosen[name] = chosen.get(name, 0) + one["rounds"]
+    return Counter({name: one["rounds"] for name, one in llm.info()["control"].items()})
 
 
 def over(base: Sequence[float], other: Sequence[float]) -> Interval:
@@ -229,17 +267,20 @@ def over(base: Sequence[float], other: Sequence[float]) -> Interval:
 def overhead(options: argparse.Namespace) -> list[dict[str, float]]:
     """Microseconds a step of the controller's own work, drafters and tensors of drafts left out."""
     found: list[dict[str, float]] = []
-    load = WORKLOADS[-4]
-    pair = Pair(load, options)
+    pair = Pair(WORKLOADS[-4], options)
     for batch in (1, 8, 32):
         llm = pair.auto(batch)
         controller = llm.drafter
         assert isinstance(controller, Controller)
+        load = Workload("", "bundled", "own", "code", batch=batch)
+        params = SamplingParams(temperature=0.0, max_tokens=options.warm)
+        first, *groups = prompts_of(load, pair.tokenizer, 4)
+        llm.generate(first, params)
         spent, inside, rounds = watched(controller)
-        groups = prompts_of(Workload("", "bundled", "own", "code", batch=batch), pair.tokenizer, 2)
+        before = rows_of(llm)
         for group in groups:
-            llm.generate(group, SamplingParams(temperature=0.0, max_tokens=options.warm))
-        rows = llm.metrics.drafted + llm.metrics.committed - llm.metrics.accepted
+            llm.generate(group, params)
+        rows = rows_of(llm) - before
         own = sum(spent) - sum(inside)
         found.append(
             {
@@ -250,6 +291,11 @@ def overhead(options: argparse.Namespace) -> list[dict[str, float]]:
             }
         )
     return found
+
+
+def rows_of(llm: LLM) -> int:
+    """Rows that the target has scored of drafts and texts."""
+    return llm.metrics.drafted + llm.metrics.committed - llm.metrics.accepted
 
 
 def watched(controller: Controller) -> tuple[list[float], list[float], list[int]]:
@@ -325,7 +371,11 @@ def measured(options: argparse.Namespace, command: str) -> None:
             known.append(asdict(row))
             found |= {"others_during": neighbours.share(), "rows": known}
             save(options.json, command, found)
+        changed = followed(options, lambda label: bar.update(task, description=label))
+        found["changes"] = [asdict(row) for row in changed]
+        save(options.json, command, found)
     print(table(known))
+    print(table(found["changes"]))
     for one in found["overhead"]:
         print("controller: " + ", ".join(f"{name} {value:.1f}" for name, value in one.items()))
 

@@ -72,3 +72,10 @@ WORKLOADS = (
     Workload("code, small target, 8 at a time", "bundled", "own", "code", batch=8),
     Workload("code, small target, wrong drafter", "bundled", "wrong", "code"),
 )
+
+CHANGES = (
+    Workload("code", "inflated", "own", "code"),
+    Workload("then noise", "inflated", "own", "foreign", temperature=1.5),
+    Workload("then code again", "inflated", "own", "code"),
+)
+"""One after another in one process: each is followed within 50 rounds."""

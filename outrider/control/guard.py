@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median_low
 
 STEP = 0.1
 """Share of the ledger that the last round makes."""
@@ -14,6 +16,9 @@ SHORTEST, LONGEST = 32, 512
 SLOWEST = 2.0
 """A round counts with this many times the time that was expected of it at most: a neighbour on the
 machine is no fault of the drafter's."""
+REMEMBERED = 7
+"""Rounds of whose times, over what was expected of them, the low median counts: that is how plain
+rounds are timed, and a mean beside a median would hold every noise against the drafter."""
 
 
 @dataclass(slots=True)
@@ -33,10 +38,12 @@ class Guard:
     paused_until: int = 0
     pause: int = SHORTEST
     num_pauses: int = 0
+    _slow: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
     def saw(self, now: int, plain_s: float, took_s: float, expected_s: float) -> None:
         """A round that took `took_s`, and for whose tokens plain decoding takes `plain_s`."""
-        took_s = min(took_s, SLOWEST * expected_s)
+        self._slow.append(min(took_s / expected_s, SLOWEST))
+        took_s = expected_s * median_low(self._slow)
         self.saved_s += STEP * (plain_s - took_s - self.saved_s)
         self.spent_s += STEP * (took_s - self.spent_s)
         self.rounds += 1

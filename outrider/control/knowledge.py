@@ -204,7 +204,7 @@ class Knowledge:
     def _settle(self, done: Round, plain_s: float, took_s: float) -> None:
         """Into the ledgers: of all texts of the round, and of each that was drafted for."""
         view, plan = done.view, done.plan
-        num, expected_s = len(view.texts), max(plan.expected_s, plain_s)
+        num, expected_s = len(view.texts), max(plan.expected_s, plain_s, 1e-9)
         per_text = (num + sum(done.kept.values())) / num
         key = (plan.arm, num.bit_length(), view.rule)
         self.guards.setdefault(key, Guard()).saw(self.now, plain_s * per_text, took_s, expected_s)

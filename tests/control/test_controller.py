@@ -185,3 +185,9 @@ def test_the_guard_believes_the_clock() -> None:
         took = 10.0 if now % 10 == 9 else 0.66
         good.saw(now, plain_s=1.0, took_s=took, expected_s=0.66)
     assert good.num_pauses == 0
+    noisy = Guard()
+    for now in range(60):
+        # Plain rounds are as noisy, and of theirs the median counts, too.
+        took = 1.6 if now % 3 == 2 else 0.85
+        noisy.saw(now, plain_s=1.0, took_s=took, expected_s=0.85)
+    assert noisy.num_pauses == 0
