@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median_low
 
 STEP = 0.1
@@ -17,8 +17,21 @@ SLOWEST = 2.0
 """A round counts with this many times the time that was expected of it at most: a neighbour on the
 machine is no fault of the drafter's."""
 REMEMBERED = 7
-"""Rounds of whose times, over what was expected of them, the low median counts: that is how plain
-rounds are timed, and a mean beside a median would hold every noise against the drafter."""
+
+
+class Pace:
+    """What rounds of one kind take beside what was expected of them: the low median of the last.
+
+    So plain rounds are timed. A mean beside a median would hold all noise against the drafter.
+    """
+
+    def __init__(self) -> None:
+        self._last: deque[float] = deque(maxlen=REMEMBERED)
+
+    def usual_s(self, took_s: float, expected_s: float) -> float:
+        """Seconds of a round that took `took_s`, without what is not usual of such rounds."""
+        self._last.append(min(took_s / expected_s, SLOWEST))
+        return expected_s * median_low(self._last)
 
 
 @dataclass(slots=True)
@@ -38,12 +51,9 @@ class Guard:
     paused_until: int = 0
     pause: int = SHORTEST
     num_pauses: int = 0
-    _slow: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
-    def saw(self, now: int, plain_s: float, took_s: float, expected_s: float) -> None:
+    def saw(self, now: int, plain_s: float, took_s: float) -> None:
         """A round that took `took_s`, and for whose tokens plain decoding takes `plain_s`."""
-        self._slow.append(min(took_s / expected_s, SLOWEST))
-        took_s = expected_s * median_low(self._slow)
         self.saved_s += STEP * (plain_s - took_s - self.saved_s)
         self.spent_s += STEP * (took_s - self.spent_s)
         self.rounds += 1

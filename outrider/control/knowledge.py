@@ -6,7 +6,7 @@ from collections.abc import Sequence as Sequenced
 
 from outrider.control.book import Book
 from outrider.control.costs import Costs
-from outrider.control.guard import ENOUGH_OF_TEXT, MARGIN_OF_TEXT, SLOWEST, Guard
+from outrider.control.guard import ENOUGH_OF_TEXT, MARGIN_OF_TEXT, SLOWEST, Guard, Pace
 from outrider.control.live import LiveDraft, LiveRounds
 from outrider.control.plans import Times
 from outrider.control.rounds import FEW, Round, State, Tally, View
@@ -55,6 +55,7 @@ class Knowledge:
         self.budgets: dict[int | None, float] = dict.fromkeys(kinds, 0.0)
         self._wanted = dict(self.budgets)
         self.guards: dict[tuple[int | None, int, str | None], Guard] = {}
+        self._paces: dict[tuple[int | None, int, str], Pace] = {}
         self.due: dict[int | None, int] = dict.fromkeys(kinds, 0)
         self.tallies: dict[str, Tally] = {}
         self._together: dict[frozenset[int | None], str] = {}
@@ -207,12 +208,13 @@ class Knowledge:
         num, expected_s = len(view.texts), max(plan.expected_s, plain_s, 1e-9)
         per_text = (num + sum(done.kept.values())) / num
         key = (plan.arm, num.bit_length(), view.rule)
-        self.guards.setdefault(key, Guard()).saw(self.now, plain_s * per_text, took_s, expected_s)
+        took_s = self._paces.setdefault(key, Pace()).usual_s(took_s, expected_s)
+        self.guards.setdefault(key, Guard()).saw(self.now, plain_s * per_text, took_s)
         rows = sum(done.offered)
         if num == 1 or not rows:
             return
         own_s = plain_s / num
-        row_s = max(0.0, min(took_s, SLOWEST * expected_s) - plain_s) / rows
+        row_s = max(0.0, took_s - plain_s) / rows
         for text, arm, offered in zip(view.texts, done.served, done.offered, strict=True):
             if arm is None or not offered:
                 continue
@@ -221,9 +223,8 @@ class Knowledge:
             if found is None:
                 found = Guard(ENOUGH_OF_TEXT, MARGIN_OF_TEXT)
                 self.guards[kind, text.key, None] = found
-            spent_s = own_s + row_s * offered
             gained_s = own_s * (1 + done.kept.get(text.key, 0))
-            found.saw(self.now, gained_s, spent_s, spent_s)
+            found.saw(self.now, gained_s, own_s + row_s * offered)
 
     def _keep(self, done: Round) -> None:
         """What was kept of whose tokens."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider.control import Controller, ControlSettings
-from outrider.control.guard import Guard
+from outrider.control.guard import Guard, Pace
 from outrider.drafters import NgramDrafter, SuffixDrafter
 from outrider.errors import InvalidConfig
 from outrider.models.protocol import ProtocolTarget
@@ -177,17 +177,18 @@ def test_the_bounds_hold(monkeypatch) -> None:
 def test_the_guard_believes_the_clock() -> None:
     guard = Guard()
     for now in range(20):
-        guard.saw(now, plain_s=1.0, took_s=1.1, expected_s=1.0)
+        guard.saw(now, plain_s=1.0, took_s=1.1)
     assert guard.num_pauses >= 1 and not guard.allows(20)
-    good = Guard()
+
+
+@pytest.mark.parametrize(("usual_s", "often", "slow_s"), [(0.66, 10, 10.0), (0.85, 3, 1.6)])
+def test_noise_is_not_held_against_a_choice(usual_s: float, often: int, slow_s: float) -> None:
+    """Plain rounds are as noisy, and of theirs the median counts."""
+    guard, pace = Guard(), Pace()
     for now in range(60):
-        # One round in ten takes ten times as long; without it they save a third.
-        took = 10.0 if now % 10 == 9 else 0.66
-        good.saw(now, plain_s=1.0, took_s=took, expected_s=0.66)
-    assert good.num_pauses == 0
-    noisy = Guard()
-    for now in range(60):
-        # Plain rounds are as noisy, and of theirs the median counts, too.
-        took = 1.6 if now % 3 == 2 else 0.85
-        noisy.saw(now, plain_s=1.0, took_s=took, expected_s=0.85)
-    assert noisy.num_pauses == 0
+        took_s = slow_s if now % often == often - 1 else usual_s
+        guard.saw(now, plain_s=1.0, took_s=pace.usual_s(took_s, usual_s))
+    assert guard.num_pauses == 0
+    for now in range(60, 80):
+        guard.saw(now, plain_s=1.0, took_s=pace.usual_s(1.1, usual_s))
+    assert guard.num_pauses >= 1
