@@ -34,7 +34,7 @@ SHORT = 3
 FORBID = -100.0
 TOP = 2
 """Likeliest tokens that are asked for."""
-CALLS = 22
+CALLS = 20
 """Calls of all its prompts that this takes, at most."""
 
 
