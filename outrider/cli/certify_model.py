@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +24,7 @@ from outrider.cli.certify_options import (
     TextTokens,
     Within,
 )
-from outrider.config import SamplingParams
+from outrider.config import SamplingParams, check_between
 from outrider.errors import EmptyPrompt, InvalidConfig
 
 if TYPE_CHECKING:
@@ -88,6 +89,13 @@ def certify_model(
         float | None,
         typer.Option(help="Seconds to wait for one answer of the engine; by default for ever."),
     ] = None,
+    near_tie: Annotated[
+        float | None,
+        typer.Option(
+            help="How far rounding may move a logit, in nats; by default 0.001, in 16 bits 0.25. "
+            "An --engine in 16 bits beside a --model in 32 needs it."
+        ),
+    ] = None,
     json_output: options.Json = False,
 ) -> int:
     """Certify a model and its drafter: texts with speculation on, held to the target's law.
@@ -146,6 +154,9 @@ def certify_model(
     llm = loading.steady().load()
     prompts = _prompts(llm, file)
     own = subject(llm, resolve_rule(rule, params, trees=trees, lossless=not lossy))
+    if near_tie is not None:
+        check_between("near_tie", near_tie, 0, float("inf"), low_open=True)
+        own = replace(own, near_tie=near_tie)
     with console.status("certifying ...") as status, _certified(own, launch) as certified:
         report = certify(
             certified,

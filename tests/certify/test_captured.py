@@ -116,6 +116,50 @@ def test_rows_without_a_control_are_found(llm: LLM, made: dict[str, float], faul
     assert check.said.startswith(fault)
 
 
+def test_sixteen_bits_excuse_no_rule(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a rule makes of the rows it was given is the same arithmetic whatever the model's."""
+    monkeypatch.setitem(RULES, "wrong", Wrong())
+    capture, subject = look(llm, "wrong")
+    coarse = replace(subject.target, eps=torch.finfo(torch.bfloat16).eps)
+    check = captured(coarse, capture, PARAMS, own.COARSE_TIE)
+    assert module.EXACT < check.evidence["TV of the rule"] < own.COARSE_TIE
+    assert check.verdict == "rule bias", check
+
+
+def moved(capture: Capture, by: float, seed: int = 0) -> Capture:
+    """Rows whose likely tokens are moved by some nats, up or down."""
+    rng = torch.Generator().manual_seed(seed)
+    rows: list[Row] = []
+    for row in capture.rows:
+        p_V = row.p_V * (by * torch.randn(len(row.p_V), generator=rng).clamp(-1, 1)).exp()
+        rows.append(replace(row, p_V=p_V / p_V.sum()))
+    return replace(capture, rows=tuple(rows))
+
+
+@pytest.mark.parametrize(
+    ("by", "verdict"), [(1e-4, "lossless"), (0.1, "numeric drift"), (1.0, "rule bias")]
+)
+def test_rows_that_are_not_the_targets(llm: LLM, by: float, verdict: str) -> None:
+    """In float32 rows are the target's own; where they are not, it is told how far they are off."""
+    capture, subject = look(llm, "token")
+    check = captured(subject.target, moved(capture, by), PARAMS, own.COARSE_TIE)
+    assert check.verdict == verdict, check
+    # Numbers of sixteen bits move as much by themselves.
+    coarse = replace(subject.target, eps=torch.finfo(torch.bfloat16).eps)
+    drift = captured(coarse, moved(capture, 0.02), PARAMS, own.COARSE_TIE)
+    assert drift.evidence["bound"] > drift.evidence["TV of its rows"] > module.EXACT
+    assert drift.verdict == "lossless", drift
+
+
+def test_a_right_model_of_sixteen_bits_is_lossless() -> None:
+    with torch.inference_mode():
+        rough = LLM.load(str(bundled_path("draft")), drafter="int8", dtype="bfloat16", k=3)
+        capture, subject = look(rough, "token")
+        check = captured(subject.target, capture, PARAMS, subject.near_tie)
+    assert check.verdict == "lossless", check
+    assert check.evidence["bound"] < 0.05
+
+
 def test_a_rule_without_uniforms_has_nothing_to_show(llm: LLM) -> None:
     subject = own.subject(llm, "coupled")
     assert subject.capture is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +14,15 @@ from outrider.certify.model.book import Book, Text
 from outrider.certify.model.report import Report
 from outrider.certify.model.run import certify
 from outrider.certify.model.sampled import LONGER
-from outrider.certify.model.signatures import Page
-from outrider.certify.model.subject import Made, Prompts
+from outrider.certify.model.signatures import Page, signatures
+from outrider.certify.model.subject import Generate, Made, Prompts
 from outrider.errors import PromptTooLong
-from tests.certify.faulty import END, VOCAB, subject
+from outrider.models.base import Rows
+from tests.certify.faulty import END, PARAMS, VOCAB, Engine, models, subject
 from tests.certify.test_model import COARSE, PROMPTS, told
 from tests.engine.control_laws import Table
 
+LITTLE = replace(COARSE, budget=50)
 NEAR = 0.25
 """What rounding to bfloat16 moves the logits of `faulty` by, at most."""
 
@@ -158,12 +161,119 @@ def test_a_few_texts_that_come_otherwise_again_are_no_seed_ignored(
     assert certify(free, PROMPTS, SamplingParams(), COARSE).verdict == "lossless"
 
 
-@pytest.mark.parametrize("who", ["target", "draft"])
-def test_a_context_shorter_than_the_texts(who: str) -> None:
-    class Short(Table):
-        max_length = 10
+class Short(Table):
+    """A context of ten tokens, which it keeps to."""
 
-    one = subject()
+    max_length = 10
+
+    def score(self, rows: Rows) -> torch.Tensor:
+        assert max(rows.counts) <= self.max_length
+        return super().score(rows)
+
+
+def test_a_target_whose_context_is_shorter_than_the_texts() -> None:
     short = Book(Short(torch.zeros(VOCAB, VOCAB, dtype=torch.float64)), (END,))
     with pytest.raises(PromptTooLong, match=r"17 tokens.*reads 10"):
-        certify(replace(one, **{who: short}), PROMPTS, SamplingParams(), COARSE)
+        certify(replace(subject(), target=short), PROMPTS, SamplingParams(), COARSE)
+
+
+def test_beyond_a_drafts_context_nothing_is_drafted() -> None:
+    """Its rows are read as far as they go; behind them no fault of drafting is tried."""
+    one, params = subject(), SamplingParams(temperature=0.7, top_k=6)
+    draft = Book(Short(torch.tensor(models()[1])))
+    texts = [Text((1,), (5,) * 14), Text((2,) * 12, (5, 5)), Text((3,), (7, 7))]
+    page, whole = (Page.of(texts, params, one.target, book) for book in (draft, one.draft))
+    assert page.q_NV is not None and whole.q_NV is not None and page.read_N is not None
+    read_N = page.read_N
+    assert read_N.tolist() == [True] * 10 + [False] * 4 + [False] * 2 + [True] * 2
+    assert torch.equal(page.q_NV[read_N], whole.q_NV[read_N])
+    assert torch.equal(page.q_NV[~read_N], page.p_NV[~read_N])
+    for fault, due in zip(signatures(page), signatures(whole), strict=True):
+        assert torch.allclose(fault.probs_N[read_N], due.probs_N[read_N])
+        if "draft" in fault.name or "refused" in fault.name:
+            assert torch.equal(fault.probs_N[~read_N], page.at(page.p_NV)[~read_N])
+    nothing = Page.of(texts[1:2], params, one.target, draft)
+    assert nothing.q_NV is not None and torch.equal(nothing.q_NV, nothing.p_NV)
+    right = certify(replace(one, draft=draft), PROMPTS, PARAMS, COARSE)
+    assert right.verdict == "lossless", told(right)
+
+
+def greedy_of(generate: Generate) -> tuple[str, str]:
+    """The verdict on greedy texts, and what was said."""
+    report = certify(replace(subject(), generate=generate), PROMPTS[:8], SamplingParams(), LITTLE)
+    (check,) = (check for check in report.checks if check.name == "greedy")
+    return check.verdict, check.said
+
+
+def test_a_temperature_of_0_that_is_ignored_is_named_at_temperature_1() -> None:
+    """Nothing in the request says more of it: texts are asked for greedily all the same."""
+
+    def warm(prompts: Prompts, params: SamplingParams, seed: int) -> Sequence[Any]:
+        return subject().generate(prompts, replace(params, temperature=1.0), seed)
+
+    verdict, said = greedy_of(warm)
+    assert (verdict, said.startswith("temperature ignored")) == ("control ignored", True), said
+
+
+def test_other_temperatures_that_are_ignored_show_at_temperature_1() -> None:
+    """Greedy texts are right, and so are those of the request."""
+
+    def stuck(prompts: Prompts, params: SamplingParams, seed: int) -> Sequence[Any]:
+        heat = min(1.0, 99 * params.temperature)
+        return subject().generate(prompts, replace(params, temperature=heat), seed)
+
+    for generate, verdict in ((stuck, "control ignored"), (subject().generate, "lossless")):
+        one = replace(subject(), generate=generate)
+        report = certify(one, PROMPTS, SamplingParams(top_k=8), LITTLE)
+        (check,) = (check for check in report.checks if check.name == "temperature")
+        assert check.verdict == verdict, told(report)
+    cool = certify(subject(), PROMPTS[:8], SamplingParams(temperature=0.7), LITTLE)
+    assert "temperature" not in {check.name for check in cool.checks}
+
+
+def test_a_greedy_text_that_is_off_in_the_same_way_again_is_no_temperature_ignored() -> None:
+    def off(prompts: Prompts, params: SamplingParams, seed: int) -> Sequence[Any]:
+        texts = subject().generate(prompts, params, seed)
+        if params.temperature:
+            return texts
+        return [Made(tuple((x + 1) % VOCAB for x in text.token_ids)) for text in texts]
+
+    verdict, said = greedy_of(off)
+    assert (verdict, "ignored" in said) == ("rule bias", False), said
+
+
+@pytest.mark.parametrize("kept", [0, 2])
+def test_greedy_texts_that_are_cut_short_are_found(kept: int) -> None:
+    """Every token that came is right, or there is none."""
+
+    def short(prompts: Prompts, params: SamplingParams, seed: int) -> Sequence[Any]:
+        texts = subject().generate(prompts, params, seed)
+        if params.temperature:
+            return texts
+        return [text.token_ids[:kept] for text in texts]
+
+    report = certify(replace(subject(), generate=short), PROMPTS[:8], SamplingParams(), LITTLE)
+    (ends,) = (check for check in report.checks if check.name == "ends")
+    assert ends.verdict == "rule bias", told(report)
+    assert ends.case["params"]["temperature"] == 0
+    assert ends.case["seed"] == 0
+
+
+def test_large_scores_of_few_bits_have_wide_ties() -> None:
+    """Two scores near 100 are half a nat apart in bfloat16, or not at all."""
+    law_VV = models()[0] + 80.0
+    rough_VV = torch.tensor(law_VV).bfloat16().double()
+    eps = torch.finfo(torch.bfloat16).eps
+    one = subject()
+    for digits, fine in ((eps, True), (torch.finfo(torch.float32).eps, False)):
+        rough = replace(
+            one,
+            generate=Engine(rough_VV.numpy(), models()[1]),
+            plain=Engine(rough_VV.numpy(), models()[1], depth=0),
+            target=Book(Table(torch.tensor(law_VV)), (END,), digits),
+            near_tie=NEAR,
+        )
+        report = certify(rough, PROMPTS, SamplingParams(), LITTLE)
+        verdicts = {check.name: check.verdict for check in report.checks}
+        assert verdicts["greedy"] == "lossless"
+        assert (verdicts["logprobs"] == "lossless") is fine, told(report)

@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from outrider.certify.endpoint.paired import pairs_needed, words
+from outrider.certify.endpoint.paired import pairs_needed
 from outrider.certify.endpoint.pairs import CONTEXTS, LOOKS, NONE, Habits, Paired, coded, fits
+from outrider.certify.endpoint.wire import words
 from outrider.certify.model.plan import Plan
 from tests.certify.faulty import Row
 

@@ -33,11 +33,13 @@ def test_a_model_is_certified_as_json(
     outrider: Callable[..., Ran], model: str, prompts: str
 ) -> None:
     options = ("--model", model, "--drafter", "ngram", "--file", prompts, "--json")
-    ran = outrider("certify", "model", *options, *FEW)
+    ran = outrider("certify", "model", *options, "--near-tie", "0.5", *FEW)
     told = json.loads(ran.out)
     assert (ran.code, told["verdict"]) == (told["exit_code"], "lossless")
     names = [check["name"] for check in told["checks"]]
-    assert names == ["greedy", "ends", "seeds", "logprobs", "captured rows", "sampled law"]
+    certain = ["greedy", "ends", "seeds", "logprobs", "temperature"]
+    assert names == [*certain, "captured rows", "sampled law"]
+    assert told["checks"][0]["evidence"]["near tie"] == 0.5
     assert told["control"]["evidence"]["planted"] > 0
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from outrider.certify.model.book import Book
 from outrider.certify.model.captured import NAME, Capture, rows_of, watching
 from outrider.certify.model.subject import Prompts, Subject
@@ -57,12 +59,16 @@ def subject(llm: LLM, rule: str | None = None) -> Subject:
     """
     drafter, target = llm.drafter, llm.target
     draft = Book(drafter.model) if isinstance(drafter, ModelDrafter) else None
+    ends = tuple(x for x in llm.tokenizer.end_tokens() if x < target.vocab_size)
+    named = getattr(torch, str(target.info()["dtype"]), None)
+    # Weights that are quantised are multiplied in few bits.
+    dtype = named if isinstance(named, torch.dtype) else torch.bfloat16
     return Subject(
         name=f"outrider, drafter {drafter.name}, rule {rule or 'coupled'}",
         generate=Own(llm, rule),
-        target=Book(target, tuple(x for x in llm.tokenizer.end_tokens() if x < target.vocab_size)),
+        target=Book(target, ends, torch.finfo(dtype).eps),
         plain=Own(llm, depth=0),
         draft=draft,
-        near_tie=NEAR_TIE if target.info()["dtype"] == "float32" else COARSE_TIE,
+        near_tie=NEAR_TIE if dtype == torch.float32 else COARSE_TIE,
         capture=Captured(llm, rule),
     )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from outrider.certify.endpoint.server import Server
 from outrider.certify.endpoint.wire import UNKNOWN, Answer, Ask
-from outrider.certify.model.book import Book, Laws
+from outrider.certify.model.book import Book, Laws, Text
 from outrider.certify.model.subject import Made, Prompts
 from outrider.config import SamplingParams
 from outrider.errors import EndpointError
@@ -73,16 +75,37 @@ class Remote:
             Ask(tuple(prompt), params, seed + i, 1 if self.spelt else params.logprobs)
             for i, prompt in enumerate(prompts)
         ]
-        return [self._made(one, params) for one in self.server.all(asked)]
+        return [
+            self._made(ask, one, params)
+            for ask, one in zip(asked, self.server.all(asked), strict=True)
+        ]
 
-    def _made(self, one: Answer, params: SamplingParams) -> Made:
+    def _made(self, asked: Ask, one: Answer, params: SamplingParams) -> Made:
         ids = one.ids if one.ids is not None else self._by_text(one)
         ends = () if params.ignore_eos else self.reference.target.ends
-        if one.finish == "stop" and len(ends) == 1 and ids[-1:] != ends:
+        if one.finish == "stop" and ends and not set(ids[-1:]) & set(ends):
             # Some servers leave the end out of what they tell.
-            return Made((*ids, *ends))
+            return Made((*ids, self._end(asked, ids, params)))
         told = one.logprobs if params.logprobs is not None else None
         return Made(ids, told)
+
+    def _end(self, asked: Ask, ids: tuple[int, ...], params: SamplingParams) -> int:
+        """The token that ended a text: where it may be one of several, drawn from their law.
+
+        Of a right server it is as good as the one that came, since nothing else was told of it.
+        """
+        target, ends = self.reference.target, self.reference.target.ends
+        if len(ends) == 1:
+            return ends[0]
+        texts = [Text(cast("tuple[int, ...]", asked.prompt), (*ids, ends[0]))]
+        logits_NV = target.logits(texts)
+        law_V = target.laws(logits_NV, texts, params)[-1]
+        chances = [float(law_V[end]) for end in ends]
+        chance = random.Random(f"{asked.seed} {ids}")
+        if sum(chances) > 0:
+            return chance.choices(ends, chances)[0]
+        scores_V = target.scores(logits_NV, texts, params)[-1]
+        return max(ends, key=lambda end: float(scores_V[end]))
 
     def _by_text(self, one: Answer) -> tuple[int, ...]:
         """Ids of tokens that are told as text."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,11 +26,13 @@ class Row:
         tokens: the likeliest ones, likeliest first.
         logprobs: theirs, of the model's own row.
         came: the token, `REST` where it is none of them.
+        own: what was told of the token that came.
     """
 
     tokens: NDArray[np.int64]
     logprobs: FloatArray
     came: int
+    own: float = -math.inf
 
     @property
     def left(self) -> float:
@@ -43,11 +45,14 @@ class Known:
     """A law over told tokens, and over `REST` where its mass is known.
 
     Attributes:
-        tokens, probs: the law; where it is not whole, the law given that one of `ranked` comes.
+        tokens, probs: the law; where it is not whole, the law given that one of `ranked` comes,
+            and none of those at the edge of a cut-off.
         scores: what greedy decoding takes the largest of.
         rest_score: the largest that a token which was not told may have beside them.
         whole: whether any other token is forbidden.
         ranked: tokens of which it is known whether they are cut off.
+        unsure: told tokens at the edge of a cut-off, on either side of it.
+        edge: the score from which on a token that was not told may be among those kept.
     """
 
     tokens: NDArray[np.int64]
@@ -56,24 +61,31 @@ class Known:
     rest_score: float
     whole: bool
     ranked: NDArray[np.int64]
+    unsure: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    edge: float = math.inf
 
-    def judges(self, came: int) -> bool:
-        """Whether this law says something about a token that came."""
-        return self.whole or bool((self.ranked == came).any())
+    def judges(self, row: Row) -> bool:
+        """Whether this law says something about the token that came."""
+        if (row.came == REST and row.own >= self.edge) or (self.unsure == row.came).any():
+            return False
+        return self.whole or bool((self.ranked == row.came).any())
 
 
-def known(row: Row, params: SamplingParams, counts: Mapping[int, int]) -> Known:
+def known(row: Row, params: SamplingParams, counts: Mapping[int, int], near: float = 0.0) -> Known:
     """The law under temperature, presence and frequency penalty, logit bias, top_k, top_p, min_p.
 
     Tokens that were not told are each at most as likely as the last one that was. Where that says
     which tokens the cut-offs keep, or no cut-off is set and the mass of the others is known, the
     law is whole. Else it is the law given that one of the tokens comes whose rank is known, which
-    is as good a null, bet on when one of them came.
+    is as good a null, bet on when one of them came. So it is of tokens as likely as the last one
+    that a cut-off keeps: in 16 bits several often are, and which of them stay is an engine's own
+    affair.
 
     Args:
         row: what was told.
         params: the controls; of logit_bias the tokens are those of the row.
         counts: how often a token stands in the output.
+        near: scores closer than this may change places by rounding.
     """
     if not len(row.tokens):
         nothing = np.zeros(0)
@@ -103,9 +115,23 @@ def known(row: Row, params: SamplingParams, counts: Mapping[int, int]) -> Known:
     (count, closed), (other, also) = (
         _kept(some, rest, params) for rest in (least + beyond, most + beyond)
     )
-    law = weights[:count] / weights[:count].sum() if count else weights[:0]
-    sure = tokens[:ranked] if count == other else tokens[:0]
-    return Known(tokens[:count], law, scores, rest_score, closed and also and count == other, sure)
+    shut = closed and also and count == other
+    edge = _edge(scores, count, ranked, row, near) if cut and 0 < count == other else math.inf
+    unsure_V = np.abs(scores - (edge + near)) <= near
+    kept_V = (np.arange(len(scores)) < count) & ~unsure_V
+    law = weights[kept_V] / weights[kept_V].sum() if kept_V.any() else weights[:0]
+    sure = tokens[:ranked][~unsure_V[:ranked]] if count == other else tokens[:0]
+    return Known(tokens[kept_V], law, scores, rest_score, shut, sure, tokens[unsure_V], edge)
+
+
+def _edge(scores: FloatArray, count: int, ranked: int, row: Row, near: float) -> float:
+    """The lowest score that may be kept; infinite where the last one kept is clear of the next."""
+    last = float(scores[count - 1])
+    if count < ranked:
+        following = float(scores[count])
+    else:
+        following = float(row.logprobs[-1]) if row.left > ROUNDED else -math.inf
+    return last - near if following >= last - near else math.inf
 
 
 def _mass_left(row: Row, heat: float, top: float, bound: float, moved: bool) -> tuple[float, float]:

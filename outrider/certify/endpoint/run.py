@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from outrider.certify.endpoint.controls import CALLS, Controls
 from outrider.certify.endpoint.paired import Sides, lengths, pairs_needed
+from outrider.certify.endpoint.parting import ASKED
 from outrider.certify.endpoint.remote import Reference, Remote
 from outrider.certify.endpoint.server import Server
 from outrider.certify.endpoint.told import Told, ToldLaws, check_tellable
@@ -178,9 +179,11 @@ class Certifier:
     def _needed(self, plan: Plan, limits: Limits) -> Need:
         once, length = len(self._prompts), plan.length
         fixed = CALLS * min(once, PROMPTS_OF_CONTROLS)
-        fixed += {"model": 5 * once, "log-probabilities": 4 * once + REPLAYED, "pairs": 8 * once}[
-            self.mode
-        ]
+        fixed += {
+            "model": 6 * once,
+            "log-probabilities": 4 * once + REPLAYED,
+            "pairs": 8 * once + ASKED,
+        }[self.mode]
         if self.mode == "pairs":
             sampled = 2 * pairs_needed(plan)
         else:
@@ -229,7 +232,7 @@ class Certifier:
         return [*controls, *found.checks], found.control
 
     def _by_told(self, progress: Progress) -> tuple[list[Check], Check]:
-        laws = ToldLaws(self._params, self._processed())
+        laws = ToldLaws(self._params, self._processed(), self._near_tie)
         told = Told(self._server, laws, self._tops)
         prompts = told.numbered(self._prompts)
         plain = None if self._plain is None else replace(told, server=self._plain)
@@ -268,7 +271,15 @@ class Certifier:
         some = self._prompts[:PROMPTS_OF_CONTROLS]
         asked = Controls(self._server, some, self._plan, self._plain)
         controls = _said(asked.checks(), progress)
-        sides = Sides(self._server, self._plain, self._prompts, self._params, self._plan, progress)
+        sides = Sides(
+            self._server,
+            self._plain,
+            self._prompts,
+            self._params,
+            self._plan,
+            progress,
+            self._near_tie,
+        )
         checks, control = sides.checks()
         return [*controls, *checks], control
 

@@ -66,11 +66,13 @@ class ToldLaws:
         params: the controls whose law is due; where it says nothing about a token, laws are sure
             of that token, so that nothing can be won or lost by it.
         processed: whether what is told is the law after the controls.
+        near: log-probabilities closer than this may change places by rounding.
         vocabulary: the tokens.
     """
 
     params: SamplingParams
     processed: bool = False
+    near: float = 0.0
     vocabulary: Vocabulary = field(default_factory=Vocabulary)
     _due: SamplingParams = field(init=False)
     _rows: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Row]] = field(
@@ -137,9 +139,10 @@ class ToldLaws:
         asked = self._asked(params)
         pairs = zip(self._each(texts, 0), self._each(texts, late), strict=True)
         for (row, before), (_, heard) in pairs:
-            due = known(row, self._due, before)
+            due = known(row, self._due, before, self.near)
             same = asked == self._due and not late
-            yield row, due if same else known(row, asked, heard), due.judges(row.came)
+            law = due if same else known(row, asked, heard, self.near)
+            yield row, law, due.judges(row)
 
     def _each(self, texts: Texts, late: int) -> Iterator[tuple[Row, Counter[int]]]:
         """Each token's row, and the tokens before it that the controls have heard of."""
@@ -216,7 +219,8 @@ class Told:
                 f"{self.server.url} leaves the end of text out of its log-probabilities, so that "
                 "they do not tell its chance; certify it with --plain-url, a switch, or --model"
             )
-        rows = [self._row(name, top) for name, top in zip(one.names, one.tops, strict=True)]
+        told = zip(one.names, one.logprobs, one.tops, strict=True)
+        rows = [self._row(name, own, top) for name, own, top in told]
         self.silent += sum(not len(row.tokens) for row in rows)
         ids, given = one.ids, self.given[prompt]
         start = given if not isinstance(given, str) else one.prompt_ids
@@ -224,7 +228,7 @@ class Told:
             self.places += [((*start, *ids[:i]), row) for i, row in enumerate(rows) if i]
         return Made(self.laws.note(prompt, rows), one.logprobs)
 
-    def _row(self, name: Name, top: Mapping[Name, float]) -> Row:
+    def _row(self, name: Name, own: float, top: Mapping[Name, float]) -> Row:
         """The likeliest tokens; names that may be several tokens count as not told."""
         finite = [(x, number) for x, number in top.items() if number > -1e30]
         # The token itself is told beside the likeliest ones: it is not one of them.
@@ -236,7 +240,7 @@ class Told:
         tokens = np.array([self.laws.vocabulary.number(x) for x, _ in told], dtype=np.int64)
         number = self.laws.vocabulary.number(name)
         came = number if number in tokens else REST
-        return Row(tokens, np.array([number for _, number in told]), came)
+        return Row(tokens, np.array([number for _, number in told]), came, own)
 
 
 def check_tellable(params: SamplingParams, asked: Sequence[str]) -> None:

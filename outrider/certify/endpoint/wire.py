@@ -140,6 +140,17 @@ def answer(raw: bytes, url: str) -> Answer:
     return Answer(text, finish, ids, names, logprobs, tops, count, _ids(prompt))
 
 
+def words(text: str) -> list[str]:
+    """A text cut where letters and other characters meet, in place of its tokens."""
+    found: list[str] = []
+    for char in text:
+        if found and char.isalnum() and found[-1][-1].isalnum():
+            found[-1] += char
+        else:
+            found.append(char)
+    return found
+
+
 def _ids(told: Any) -> tuple[int, ...] | None:
     usual = isinstance(told, list) and all(isinstance(x, int) for x in cast("list[Any]", told))
     return tuple(cast("list[int]", told)) if usual else None

@@ -96,10 +96,12 @@ class Book:
     Attributes:
         model: the target, or a draft model.
         ends: tokens that end a text.
+        eps: the last digit of 1 in the numbers that the model computes in.
     """
 
     model: Target
     ends: tuple[int, ...] = ()
+    eps: float = torch.finfo(torch.float32).eps
 
     @property
     def width(self) -> int:
@@ -151,6 +153,12 @@ class Book:
         """The same up to temperature: what greedy decoding takes the largest of, float64."""
         controls, places = self._controls(texts, params, late)
         return controls.adjusted(logits_NV.double(), places)
+
+    def last_digit(self, texts: Texts) -> float:
+        """The last digit of the largest logit before the tokens of some texts, in nats."""
+        if not texts:
+            return 0.0
+        return self.eps * float(self.logits(texts).abs().nan_to_num(posinf=0.0).max())
 
     def judged(self, texts: Texts) -> Tensor:
         """Of which tokens the law is known, `[N]`: of all."""

@@ -19,13 +19,23 @@ FAR = 1e30
 """Nats, in place of what is no number."""
 STRANGE = 25.0
 """Nats: texts that are less likely than this do not come twice by chance."""
+COOL = 0.5
+"""A temperature to ask for where the request has the one that engines fall back to."""
+HEDGE = 0.05
+"""Share of a bet on another law that is kept back, so that no token loses all of it."""
 
 
-def greedy(subject: Subject, prompts: Prompts, params: SamplingParams) -> Check:
-    """Every token of greedy texts is the target's largest score, or nearly as large."""
+def greedy(
+    subject: Subject, prompts: Prompts, params: SamplingParams, came: list[Made] | None = None
+) -> Check:
+    """Every token of greedy texts is the target's largest score, or nearly as large.
+
+    `came` are texts of seed 0 at temperature 0; None = they are asked for.
+    """
     own = replace(params, temperature=0.0)
-    worst, where = 0.0, dict[str, Any]()
-    for prompt, text in zip(prompts, subject.texts(prompts, own, 0), strict=True):
+    first = subject.texts(prompts, own, 0) if came is None else came
+    worst, where, off = 0.0, dict[str, Any](), list[int]()
+    for index, (prompt, text) in enumerate(zip(prompts, first, strict=True)):
         if not text.token_ids:
             continue
         texts = [Text(tuple(prompt), text.token_ids)]
@@ -34,6 +44,7 @@ def greedy(subject: Subject, prompts: Prompts, params: SamplingParams) -> Check:
         own_N = scores_NV.gather(1, torch.tensor(text.token_ids)[:, None]).squeeze(1)
         gaps_N = scores_NV.amax(1) - own_N
         wrong = (gaps_N > subject.near_tie).nonzero().squeeze(1)
+        off += [index] if len(wrong) else []
         # What follows a wrong token is judged on its own, but the first is what to look at.
         at = int(wrong[0]) if len(wrong) else int(gaps_N.argmax())
         if float(gaps_N[at]) > worst:
@@ -51,11 +62,25 @@ def greedy(subject: Subject, prompts: Prompts, params: SamplingParams) -> Check:
     if worst <= subject.near_tie:
         tie = f"; the largest gap is {worst:.2g}, a numeric tie" if worst > 0 else ""
         return Check("greedy", "lossless", f"every token is the target's own{tie}", evidence)
+    if _drawn(subject, prompts, own, first, off):
+        where["excuse"] = "temperature ignored"
     name = where["excuse"]
     said = f"token {where['position']} is {worst:.3g} below the target's own: logic, not rounding"
     if name is not None:
         return Check("greedy", "control ignored", f"{name}; {said}", evidence, where)
     return Check("greedy", "rule bias", said, evidence, where)
+
+
+def _drawn(
+    subject: Subject,
+    prompts: Prompts,
+    params: SamplingParams,
+    first: Sequence[Made],
+    off: Sequence[int],
+) -> bool:
+    """Whether most of the greedy texts that are off come otherwise with another seed."""
+    again = subject.texts(prompts, params, OTHER)
+    return 2 * sum(first[i].token_ids != again[i].token_ids for i in off) > len(off)
 
 
 def _excuse(subject: Subject, texts: list[Text], params: SamplingParams, at: int) -> str | None:
@@ -158,6 +183,33 @@ def _unsteady(
     return Check("seeds", "undecided", f"{said}: rounding or a fault", evidence, where)
 
 
+def temperature(subject: Subject, prompts: Prompts, params: SamplingParams, plan: Plan) -> Check:
+    """Whether temperatures are heard of, where texts at temperature 1 would not show it."""
+    own, name = replace(params, temperature=COOL), "temperature"
+    texts = [
+        Text(tuple(prompt), text.token_ids)
+        for prompt, text in zip(prompts, subject.texts(prompts, own, plan.seed), strict=True)
+        if text.token_ids
+    ]
+    if not texts:
+        return Check(name, "not looked at", "texts are empty")
+    page = Page.of(texts, own, subject.target)
+    due_N, warm_N = page.at(page.p_NV), page.at(page.law(params))
+    # A token that its law forbids, maybe by rounding, counts as one that is half as likely.
+    due_N = torch.maximum(due_N, warm_N / 2).clamp(min=1e-300)
+    for_warm = float((HEDGE + (1 - HEDGE) * warm_N / due_N).log().sum())
+    for_due = float((HEDGE + (1 - HEDGE) * due_N / warm_N.clamp(min=1e-300)).log().sum())
+    evidence = {"nats for 1": for_warm, f"nats for {COOL}": for_due}
+    if for_warm > STRANGE:
+        said = f"texts asked for at {COOL} are those of 1, by e^{for_warm:.0f} to one"
+        where = {"prompts": [list(one.prompt) for one in texts], "params": asked(own)}
+        return Check(name, "control ignored", said, evidence, where | {"seed": plan.seed})
+    if for_due < STRANGE:
+        return Check(name, "not looked at", f"texts at {COOL} and 1 are too much alike", evidence)
+    said = f"texts asked for at {COOL} are not those of 1, by e^{for_due:.0f} to one"
+    return Check(name, "lossless", said, evidence)
+
+
 def _surprise(subject: Subject, prompt: Sequence[int], text: Made, params: SamplingParams) -> float:
     if not text.token_ids:
         return 0.0
@@ -188,7 +240,7 @@ def logprobs(subject: Subject, prompts: Prompts, params: SamplingParams, plan: P
                 "due": float(raw_N[at]),
             }
     if not told:
-        return Check("logprobs", "lossless", "none are told")
+        return Check("logprobs", "not looked at", "none are told")
     bound = subject.near_tie
     evidence = {"largest difference": furthest, "bound": bound, "tokens": told}
     if furthest <= bound:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from outrider.certify.model.book import Book, set_controls
+from outrider.certify.model.book import PLAIN, Book, Text, set_controls
 from outrider.certify.model.captured import captured
-from outrider.certify.model.certain import ends, greedy, logprobs, seeds
+from outrider.certify.model.certain import ends, greedy, logprobs, seeds, temperature
 from outrider.certify.model.plan import Plan, Progress
 from outrider.certify.model.report import Check, Report
 from outrider.certify.model.sampled import Sampling
-from outrider.certify.model.subject import Prompts, Subject
+from outrider.certify.model.subject import Made, Prompts, Subject
 from outrider.config import SamplingParams
 from outrider.errors import EmptyPrompt, InvalidConfig
+
+SOME = 4
+"""Texts whose scores are looked at for how large they are."""
 
 
 def certify(
@@ -56,13 +59,20 @@ def certify(
     own = replace(
         params, max_tokens=plan.length, n=1, seed=None, stop=(), logprobs=None, logprobs_mode="raw"
     )
-    texts = subject.texts(prompts, own, plan.seed)
+    cold = replace(own, temperature=0.0)
+    texts, still = subject.texts(prompts, own, plan.seed), subject.texts(prompts, cold, 0)
+    ended = ends(subject, prompts, own, plan, texts)
+    if ended.verdict == "lossless":
+        ended = ends(subject, prompts, cold, replace(plan, seed=0), still)
+    subject = _rounding(subject, prompts, texts)
     checks = [
-        greedy(subject, prompts, own),
-        ends(subject, prompts, own, plan, texts),
+        greedy(subject, prompts, own, still),
+        ended,
         seeds(subject, prompts, own, plan, texts),
         logprobs(subject, prompts, own, plan),
     ]
+    if own.temperature == PLAIN.temperature and not subject.obeys:
+        checks.append(temperature(subject, prompts, own, plan))
     capture = None if subject.capture is None else subject.capture(prompts, own, plan.seed)
     if capture is not None and capture.rows and isinstance(subject.target, Book):
         checks.append(captured(subject.target, capture, own, subject.near_tie))
@@ -77,3 +87,13 @@ def certify(
     said = {name: getattr(own, name) for name in ("temperature", *set_controls(own))}
     seconds = time.perf_counter() - started
     return Report(subject.name, said, plan.within, plan.alpha, tuple(checks), control, seconds)
+
+
+def _rounding(subject: Subject, prompts: Prompts, texts: list[Made]) -> Subject:
+    """The subject, near ties at least as wide as the last digit of its target's scores."""
+    if not isinstance(subject.target, Book):
+        return subject
+    pairs = zip(prompts, texts, strict=True)
+    came = [Text(tuple(prompt), text.token_ids) for prompt, text in pairs if text.token_ids]
+    near = subject.target.last_digit(came[:SOME])
+    return replace(subject, near_tie=max(subject.near_tie, near))

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from outrider.certify.model.book import Book, Laws, Texts, set_controls, without
+from outrider.certify.model.book import MANY, Book, Laws, Text, Texts, set_controls, without
 from outrider.config import SamplingParams
 
 Category = Literal["rule bias", "numeric drift", "control ignored"]
@@ -52,6 +52,8 @@ class Page:
         p_NV: the law that is due.
         draft: the draft model's book; None without one.
         draft_logits_NV, q_NV: its rows, and its law under the same controls.
+        read_N: which rows its context holds; in the others, where nothing is drafted, `q_NV` is the
+            law that is due.
     """
 
     texts: Texts
@@ -62,6 +64,7 @@ class Page:
     draft: Book | None = None
     draft_logits_NV: Tensor | None = None
     q_NV: Tensor | None = None
+    read_N: Tensor | None = None
 
     @classmethod
     def of(
@@ -74,10 +77,9 @@ class Page:
             return cls(texts, params, target, logits_NV, p_NV)
         # Of tokens that only one of the two knows the draft draws none.
         width = p_NV.shape[1]
-        own_NV = draft.logits(texts)[:, :width]
-        own_NV = nn.functional.pad(own_NV, (0, width - own_NV.shape[1]), value=-torch.inf)
-        q_NV = draft.laws(own_NV, texts, params)
-        return cls(texts, params, target, logits_NV, p_NV, draft, own_NV, q_NV)
+        read_N, own_NV = _within_reach(draft, texts, width)
+        q_NV = torch.where(read_N[:, None], draft.laws(own_NV, texts, params), p_NV)
+        return cls(texts, params, target, logits_NV, p_NV, draft, own_NV, q_NV, read_N)
 
     def tokens(self) -> Tensor:
         """What came, text after text."""
@@ -107,6 +109,22 @@ class Page:
     def at(self, law_NV: Tensor) -> Tensor:
         """What a law gives to the tokens that came."""
         return law_NV.gather(1, self.tokens()[:, None]).squeeze(1)
+
+
+def _within_reach(draft: Book, texts: Texts, width: int) -> tuple[Tensor, Tensor]:
+    """Which rows a draft model's context holds `[N]`, and its logits `[N, V]`, 0 in the others."""
+    most = draft.max_length or MANY
+    counts = [min(len(one.output), max(0, most + 1 - len(one.prompt))) for one in texts]
+    pairs = list(zip(texts, counts, strict=True))
+    read_N = torch.tensor([i < count for one, count in pairs for i in range(len(one.output))])
+    within = [Text(one.prompt, one.output[:count]) for one, count in pairs if count]
+    if not within:
+        return read_N, torch.zeros(len(read_N), width)
+    some_MV = draft.logits(within)[:, :width]
+    some_MV = nn.functional.pad(some_MV, (0, width - some_MV.shape[1]), value=-torch.inf)
+    own_NV = some_MV.new_zeros(len(read_N), width)
+    own_NV[read_N] = some_MV
+    return read_N, own_NV
 
 
 def signatures(page: Page) -> Iterator[Signature]:
@@ -147,16 +165,22 @@ def _of_controls(page: Page) -> Iterator[Signature]:
 def _of_draft(page: Page, q_NV: Tensor) -> Iterator[Signature]:
     assert page.draft is not None and page.draft_logits_NV is not None
     p_NV = page.p_NV
+
+    def came(law_NV: Tensor) -> Tensor:
+        """Where nothing can be drafted the law is the one that is due."""
+        assert page.read_N is not None
+        return page.at(torch.where(page.read_N[:, None], law_NV, p_NV))
+
     top_NV = torch.zeros_like(q_NV).scatter(1, q_NV.argmax(1, keepdim=True), 1.0)
     yield Signature(
         "likeliest token drafted, scored with the draft's law",
         "rule bias",
-        page.at(emitted(p_NV, top_NV, q_NV)),
+        came(emitted(p_NV, top_NV, q_NV)),
     )
-    yield Signature("draft kept without a test", "rule bias", page.at(q_NV))
+    yield Signature("draft kept without a test", "rule bias", came(q_NV))
     kept_NV = torch.minimum(p_NV, q_NV)
     again_NV = kept_NV + (1 - kept_NV.sum(1, keepdim=True)) * p_NV
-    yield Signature("refused token drawn from the target", "rule bias", page.at(again_NV))
+    yield Signature("refused token drawn from the target", "rule bias", came(again_NV))
     raw = page.params
     for name in set(CUTS) & set(set_controls(raw)):
         raw = without(raw, name)
@@ -165,19 +189,19 @@ def _of_draft(page: Page, q_NV: Tensor) -> Iterator[Signature]:
         yield Signature(
             "truncated draft, scored with its whole law",
             "rule bias",
-            page.at(emitted(p_NV, q_NV, raw_NV)),
+            came(emitted(p_NV, q_NV, raw_NV)),
         )
         yield Signature(
             "whole draft, scored with its truncated law",
             "rule bias",
-            page.at(emitted(p_NV, raw_NV, q_NV)),
+            came(emitted(p_NV, raw_NV, q_NV)),
         )
     rough = page.draft_logits_NV.bfloat16().double()
     rough_NV = page.draft.laws(rough, page.texts, page.params)
     yield Signature(
         "draft drawn in bfloat16, scored in float32",
         "numeric drift",
-        page.at(emitted(p_NV, rough_NV, q_NV)),
+        came(emitted(p_NV, rough_NV, q_NV)),
     )
 
 

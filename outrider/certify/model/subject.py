@@ -34,7 +34,8 @@ class Subject:
         generate: with speculation on.
         target: the target's book, or another that says what should come.
         plain: the same with speculation off; None where it cannot be had.
-        draft: the draft model's book; None without one, or where it is not to be had.
+        draft: the draft model's book; None without one, or where it is not to be had. Beyond its
+            context nothing is taken to be drafted.
         near_tie: two logits closer than this may change places by rounding alone.
         seeded: whether a seed is promised to give the same text again.
         capture: what its rule is given, where it can show that; None = it cannot.
@@ -71,19 +72,17 @@ class Subject:
                 )
 
     def hold(self, prompts: Prompts, length: int) -> None:
-        """Looks whether the books can read the longest text there may be.
+        """Looks whether the target's book can read the longest text there may be.
 
         Raises:
-            PromptTooLong: one of them has a shorter context.
+            PromptTooLong: it has a shorter context.
         """
-        longest = max(map(len, prompts)) + length
-        for name, book in (("target", self.target), ("draft model", self.draft)):
-            most = None if book is None else book.max_length
-            if most is not None and longest > most:
-                raise PromptTooLong(
-                    f"texts of {longest} tokens, prompt included, and the {name} reads {most}; "
-                    "give shorter prompts, or ask for fewer tokens"
-                )
+        longest, most = max(map(len, prompts)) + length, self.target.max_length
+        if most is not None and longest > most:
+            raise PromptTooLong(
+                f"texts of {longest} tokens, prompt included, and the target reads {most}; "
+                "give shorter prompts, or ask for fewer tokens"
+            )
 
     def texts(self, prompts: Prompts, params: SamplingParams, seed: int) -> list[Made]:
         """What it continues prompts with."""
