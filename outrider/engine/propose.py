@@ -29,7 +29,7 @@ def propose_from_hidden(
     hidden_BSD: Float[Tensor, "B S D"],
     tokens_BS: Int64[Tensor, "B S"] | None = None,
     *,
-    trees: TreeBudget,
+    trees: TreeBudget | None,
     max_depth: int,
 ) -> TokenTree:
     """The likeliest continuations of B texts, as an engine's round would verify them.
@@ -40,20 +40,24 @@ def propose_from_hidden(
         hidden_BSD: the states of S tokens of each text, side by side as the drafter's `taps` say.
         tokens_BS: the token behind each state; None is the target's own likeliest, which its last
             layer's states tell.
-        trees: children of a row and nodes of a tree.
+        trees: children of a row and nodes of a tree; None gives every row one child, a chain.
         max_depth: levels of a tree at most.
 
     Returns:
         Trees that hang from the last of `tokens_BS`.
 
     Raises:
-        InvalidConfig: no states, no depth, or tokens that states of other layers cannot tell.
+        InvalidConfig: fewer states than the head has modules, no depth, or tokens that states of
+            other layers cannot tell.
         TargetShapeMismatch: states of another width.
         DraftShapeMismatch: not one token for each state.
     """
     check_whole("max_depth", max_depth, 1)
     drafter.attach(target)
-    head = drafter.model if isinstance(drafter, MedusaDrafter) else drafter.model.head
+    if isinstance(drafter, MedusaDrafter):
+        head, modules = drafter.model, 1
+    else:
+        head, modules = drafter.model.head, drafter.model.head.num_modules
     batch, size, width = hidden_BSD.shape
     due = head.target_size * len(head.taps)
     if width != due:
@@ -61,8 +65,11 @@ def propose_from_hidden(
             f"hidden states {width} wide, and drafter {drafter.name} reads {due} numbers a token: "
             f"layers {head.taps}, {head.target_size} each"
         )
-    if not size:
-        raise InvalidConfig("hidden_BSD holds no states; give those of at least one token")
+    if size < modules:
+        raise InvalidConfig(
+            f"hidden_BSD holds the states of {size} tokens, and each of drafter {drafter.name}'s "
+            f"{modules} modules reads one token further; give those of at least {modules}"
+        )
     if tokens_BS is None:
         if not head.needs_norm:
             raise InvalidConfig(

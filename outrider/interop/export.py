@@ -14,23 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.config import check_whole, nearest
-from outrider.errors import (
-    InvalidConfig,
-    ModelError,
-    TargetShapeMismatch,
-    UnsupportedModel,
-    VocabularyMismatch,
-)
-from outrider.models.bundled import bundled_path
+from outrider.errors import InvalidConfig, ModelError, TargetShapeMismatch, UnsupportedModel
+from outrider.models.bundled import BUNDLED, bundled_path
 from outrider.models.eagle import EagleHead
 from outrider.models.exit_head import is_exit_head
-from outrider.models.head_files import CONFIG, check_fingerprint, read_config
+from outrider.models.head_files import CONFIG, check_fingerprint, check_sizes, read_config
 from outrider.models.originals import save_original
 from outrider.models.speculators import Made, load_head, made_for, save_head
 
 README = "README.md"
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 CONVERTER = "convert_hf_to_gguf.py"
+OUTTYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
+"""Precisions by the names of that converter."""
 TAPS = 3
 """Layers that the heads of other engines read: their first product is three states wide."""
 
@@ -94,7 +90,7 @@ def export_head(
     read = load_head(source)
     _check_served(read, source, to)
     name = str(target or made.name)
-    served = str(bundled_path("target")) if name == "bundled" else name
+    served = str(bundled_path("target")) if name == BUNDLED else name
     model = Path(served).expanduser()
     if (model / CONFIG).is_file():
         _check_target(read, made, source, model)
@@ -103,18 +99,22 @@ def export_head(
             f"target={served!r} is no folder of a model; give one, 'bundled' or a name of the Hub"
         )
     _make_empty(folder)
-    return ENGINES[to](_Job(read, made, folder, served, k))
+    return ENGINES[to](_Job(read, made, folder, served, k, name == BUNDLED))
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A head, what its folder says of its target, where it goes and how it is served."""
+    """A head, what its folder says of its target, where it goes and how it is served.
+
+    `bundled` says that the target is the one of `outrider-models`.
+    """
 
     head: EagleHead
     made: Made
     folder: Path
     target: str
     k: int
+    bundled: bool
 
     def done(self, engine: str, commands: list[str], port: int, *notes: str) -> Exported:
         """Everything said, in the folder too."""
@@ -164,16 +164,9 @@ def _check_target(head: EagleHead, made: Made, source: Path, model: Path) -> Non
             f"the head in {str(source)!r} was made for {made.name!r}, a {made.architecture}, and "
             f"{who} is a {' or '.join(map(str, classes))}; give the head of this target"
         )
-    if text.get("vocab_size") != shape.vocab_size:
-        raise VocabularyMismatch(
-            f"the head in {str(source)!r} was made for a vocabulary of {shape.vocab_size} tokens, "
-            f"{who} has {text.get('vocab_size')}; give the head of this target"
-        )
-    if text.get("hidden_size") != shape.hidden_size:
-        raise TargetShapeMismatch(
-            f"the head in {str(source)!r} reads hidden states of width {shape.hidden_size}, those "
-            f"of {who} are {text.get('hidden_size')} wide; give the head of this target"
-        )
+    vocab = shape.vocab_size, text.get("vocab_size")
+    width = shape.hidden_size, text.get("hidden_size")
+    check_sizes(f"the head in {str(source)!r}", who, vocab, width)
     if shape.taps[-1] >= int(text.get("num_hidden_layers", 0)):
         raise TargetShapeMismatch(
             f"the head in {str(source)!r} reads behind layer {shape.taps[-1]}, and of {who}, with "
@@ -256,7 +249,9 @@ def _gguf(job: _Job) -> Exported:
     found = shutil.which(CONVERTER)
     convert = f"python {shlex.quote(found or CONVERTER)}"
     head, target = str(job.folder / "head.gguf"), str(job.folder / "target.gguf")
-    own = {"--target-model-dir": job.target, "--outfile": head, "--outtype": "f16"}
+    own_type = OUTTYPES.get(str(job.made.dtype).removeprefix("torch."), "auto")
+    own = {"--target-model-dir": job.target, "--outfile": head, "--outtype": own_type}
+    its = {"--outfile": target, "--outtype": _outtype(Path(job.target).expanduser())}
     serve = {
         "--model": target,
         "--model-draft": head,
@@ -270,17 +265,38 @@ def _gguf(job: _Job) -> Exported:
     return job.done(
         "llama.cpp",
         [
-            _command(convert, job.target, {"--outfile": target, "--outtype": "f16"}),
+            _command(convert, job.target, its),
             _command(convert, str(job.folder), own),
             _command("llama-server", None, serve),
         ],
         8080,
+        HASH_NOTES[job.bundled],
         f"`{CONVERTER}` is llama.cpp's own"
         + ("." if found else ", in the root of its sources; name it with its folder."),
         "A guess is kept while it is what the server draws from the target, its one way of "
         "verifying; its usual truncations are switched off, so that temperature alone shapes the "
         "law.",
     )
+
+
+HASH_NOTES = {
+    True: "The lines that convert do not work as they stand: the converter knows BPE tokenizers by "
+    "a hash, that of the bundled target is not among them, and it stops at target and head alike "
+    "(`BPE pre-tokenizer was not recognized`). Have its `get_vocab_base_pre` return 'smaug-bpe' "
+    "first, which splits text much as this tokenizer does.",
+    False: "The converter knows BPE tokenizers by a hash, and stops at those of one's own making "
+    "(`BPE pre-tokenizer was not recognized`) until its `get_vocab_base_pre` has a name for them.",
+}
+"""Whether the target is the bundled one, and what that means to llama.cpp's converter."""
+
+
+def _outtype(model: Path) -> str:
+    """A target's own precision; the converter's own choice where its folder does not tell."""
+    config = read_config(model) if (model / CONFIG).is_file() else {}
+    text = config.get("text_config")
+    parts = (config, text) if isinstance(text, dict) else (config,)
+    said = [part[key] for part in parts for key in ("dtype", "torch_dtype") if part.get(key)]
+    return OUTTYPES.get(str(said[0]), "auto") if said else "auto"
 
 
 ENGINES = {"speculators": _speculators, "vllm": _vllm, "sglang": _sglang, "gguf": _gguf}

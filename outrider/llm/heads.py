@@ -16,12 +16,10 @@ from outrider.models.base import Target
 from outrider.models.bundled import BUNDLED, bundled_path
 from outrider.models.early_exit import gated_target
 from outrider.models.exit_head import load_exit_head
-from outrider.models.head import Head, check_fits, tapped_target
+from outrider.models.head import check_fits, tapped_target
 from outrider.models.head_files import check_fingerprint
-from outrider.models.hf import LoadedTarget
 from outrider.models.mtp_files import load_mtp
 from outrider.models.originals import load_eagle, load_medusa
-from outrider.models.speculators import check_verifier
 
 HEADS = ("eagle", "medusa", "mtp")
 """Kinds of drafters that always have a head; early-exit may."""
@@ -49,7 +47,7 @@ def head_drafter(
         heads = load_medusa(folder, tapped)
         check_fits(heads, tapped)
         return MedusaDrafter(heads)
-    head = _eagle(folder, tapped) if spec.kind == "eagle" else load_mtp(folder, tapped)
+    head = (load_eagle if spec.kind == "eagle" else load_mtp)(folder, tapped)
     check_fits(head, tapped)
     return EagleDrafter(head)
 
@@ -66,8 +64,3 @@ def _folder(spec: DrafterSpec) -> Path:
             "(nothing is downloaded here: `hf download NAME --local-dir DIR` first)"
         )
     return folder
-
-
-def _eagle(folder: Path, target: LoadedTarget) -> Head:
-    check_verifier(folder, target)
-    return load_eagle(folder, target)

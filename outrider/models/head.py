@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast, runtime_ch
 import torch
 from torch import Tensor, nn
 
-from outrider.errors import TargetShapeMismatch, UnsupportedModel, VocabularyMismatch
+from outrider.errors import UnsupportedModel
 from outrider.models.attention_op import Forward, Options, running
 from outrider.models.base import Rows, Target
 from outrider.models.capability import is_close, row_errors
+from outrider.models.head_files import check_sizes
 from outrider.models.hf import LoadedTarget
 from outrider.models.packing import arrange_linears
 from outrider.models.reach import Reach
@@ -68,28 +69,12 @@ class TargetParts:
             # Asked for anew, as new weights may come with another layer.
             return scaled(model.get_output_embeddings()(h), model.config.get_text_config())
 
-        parts = cls(
-            model.get_input_embeddings(), final_norm(target) if norm else nn.Identity(), output
-        )
-        if norm:
-            parts.check(target)
+        if not norm:
+            return cls(model.get_input_embeddings(), nn.Identity(), output)
+        ending = _Ending.of(target)
+        parts = cls(model.get_input_embeddings(), ending.norm(), output)
+        ending.check(parts)
         return parts
-
-    def check(self, target: LoadedTarget) -> None:
-        """Refuse a target whose logits are not what norm and output make of its last states.
-
-        Raises:
-            UnsupportedModel: naming it.
-        """
-        left_RD, _, logits_RV = _tried(target)
-        with torch.inference_mode():
-            own_RV = self.output(self.norm(left_RD))
-        if not is_close(target.model, float(row_errors(own_RV, logits_RV).max())):
-            raise UnsupportedModel(
-                f"the {target.model.config.model_type} model makes more of its output layer's "
-                "logits than is known here, so that heads cannot use that layer; use "
-                "drafter='ngram'"
-            )
 
 
 def scaled(logits: Tensor, config: Any) -> Tensor:
@@ -103,43 +88,95 @@ def scaled(logits: Tensor, config: Any) -> Tensor:
     return logits
 
 
-def _tried(target: LoadedTarget) -> tuple[Tensor, Tensor, Tensor]:
-    """Of two tokens: what leaves the last layer, what enters the output layer, the logits."""
-    model: Any = target.model
-    depth = int(model.config.get_text_config().num_hidden_layers)
-    entered: list[Tensor] = []
-    hook = model.get_output_embeddings().register_forward_pre_hook(
-        lambda _, args: entered.append(args[0])
-    )
-    seq = target.open(2)
-    try:
-        with target.uncompiled(), target.tapping((depth,)) as taps, torch.inference_mode():
-            tokens = torch.tensor([1, 2]) % target.vocab_size
-            logits_RV = target.score(Rows((seq,), (2,), tokens))
-    finally:
-        hook.remove()
-        target.close(seq)
-    left_RD = taps.of(seq)
-    return left_RD, entered[0].flatten(0, -2)[: len(left_RD)], logits_RV
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """What a forward of two tokens does behind the last layer.
+
+    `ran` are the modules that made rows of one argument, in the order in which they were done.
+    """
+
+    model: Any
+    left_RD: Tensor
+    entered_RD: Tensor
+    logits_RV: Tensor
+    ran: tuple[tuple[nn.Module, Tensor], ...]
+
+    @classmethod
+    def of(cls, target: LoadedTarget) -> _Ending:
+        """Runs the model, and notes what leaves its last and enters its output layer."""
+        model: Any = target.model
+        depth = int(model.config.get_text_config().num_hidden_layers)
+        entered: list[Tensor] = []
+        ran: list[tuple[nn.Module, Tensor]] = []
+
+        def note(module: nn.Module, args: Any, named: Any, given: Any) -> None:
+            if isinstance(given, Tensor) and given.dim() > 1 and len(args) + len(named) == 1:
+                ran.append((module, given))
+
+        hooks = [m.register_forward_hook(note, with_kwargs=True) for m in model.modules()]
+        hooks.append(
+            model.get_output_embeddings().register_forward_pre_hook(
+                lambda _, args: entered.append(args[0])
+            )
+        )
+        seq = target.open(2)
+        try:
+            with target.uncompiled(), target.tapping((depth,)) as taps, torch.inference_mode():
+                tokens = torch.tensor([1, 2]) % target.vocab_size
+                logits_RV = target.score(Rows((seq,), (2,), tokens))
+        finally:
+            for hook in hooks:
+                hook.remove()
+            target.close(seq)
+        left_RD = taps.of(seq)
+        entered_RD = entered[0].flatten(0, -2)[: len(left_RD)]
+        return cls(model, left_RD, entered_RD, logits_RV, tuple(ran))
+
+    def norm(self) -> nn.Module:
+        """What makes of the last layer's output what the output layer gets, whatever its name.
+
+        Raises:
+            UnsupportedModel: there is none.
+        """
+        for module, given in self.ran:
+            # What changes the width, as OPT's last projection does, is no norm.
+            if given.shape[-1] == self.left_RD.shape[-1] and self._is_entered(given):
+                with torch.inference_mode():
+                    if self._is_entered(module(self.left_RD)):
+                        return module
+        raise UnsupportedModel(
+            f"no norm of the {self.model.config.model_type} model makes of its last layer's "
+            "hidden states what its output layer gets, so that heads cannot use that layer; use "
+            "drafter='ngram'"
+        )
+
+    def _is_entered(self, given: Tensor) -> bool:
+        rows_RD = given.flatten(0, -2)[: len(self.entered_RD)]
+        return rows_RD.shape == self.entered_RD.shape and torch.allclose(rows_RD, self.entered_RD)
+
+    def check(self, parts: TargetParts) -> None:
+        """Refuse a model whose logits are not what norm and output make of its last states.
+
+        Raises:
+            UnsupportedModel: naming it.
+        """
+        with torch.inference_mode():
+            own_RV = parts.output(parts.norm(self.left_RD))
+        if not is_close(self.model, float(row_errors(own_RV, self.logits_RV).max())):
+            raise UnsupportedModel(
+                f"the {self.model.config.model_type} model makes more of its output layer's "
+                "logits than is known here, so that heads cannot use that layer; use "
+                "drafter='ngram'"
+            )
 
 
 def final_norm(target: LoadedTarget) -> nn.Module:
-    """The module that makes of the last layer's output what the output layer gets.
+    """The norm between a target's last layer and its output layer, found by what a forward does.
 
     Raises:
         UnsupportedModel: there is none.
     """
-    model: Any = target.model
-    left_RD, entered_RD, _ = _tried(target)
-    for name, module in model.get_decoder().named_children():
-        if "norm" in name or name.startswith("ln_"):
-            with torch.inference_mode():
-                if torch.allclose(module(left_RD), entered_RD):
-                    return module
-    raise UnsupportedModel(
-        f"no norm of the {model.config.model_type} model makes of its last layer's hidden states "
-        "what its output layer gets, so that heads cannot use that layer; use drafter='ngram'"
-    )
+    return _Ending.of(target).norm()
 
 
 class TargetHead(nn.Module):
@@ -288,14 +325,6 @@ def check_fits(head: TargetHead, target: LoadedTarget) -> None:
         VocabularyMismatch: another vocabulary.
         TargetShapeMismatch: another width.
     """
-    config = target.model.config.get_text_config()
-    if head.vocab_size != target.vocab_size:
-        raise VocabularyMismatch(
-            f"the head was made for a vocabulary of {head.vocab_size} tokens, the target has "
-            f"{target.vocab_size}; give the head of this target"
-        )
-    if head.target_size != config.hidden_size:
-        raise TargetShapeMismatch(
-            f"the head reads hidden states of width {head.target_size}, the target's are "
-            f"{config.hidden_size} wide; give the head of this target"
-        )
+    width = int(target.model.config.get_text_config().hidden_size)
+    vocab = head.vocab_size, target.vocab_size
+    check_sizes("the head", "the target", vocab, (head.target_size, width))

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from outrider.errors import ModelError
+from outrider.errors import ModelError, TargetShapeMismatch, VocabularyMismatch
 
 if TYPE_CHECKING:
     from outrider.models.hf import LoadedTarget
@@ -21,6 +21,13 @@ CONFIG, WEIGHTS, PICKLE = "config.json", "model.safetensors", "pytorch_model.bin
 FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", WEIGHTS, PICKLE)
 """Where the tensors of a head may lie, the first that is there."""
 FINGERPRINT = "target_fingerprint"
+_WHOLE = (
+    *("hidden_size", "intermediate_size", "vocab_size", "draft_vocab_size", "head_dim"),
+    *("num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    "max_position_embeddings",
+)
+_POSITIVE = ("rms_norm_eps", "rope_theta")
+_OBJECTS = ("rope_scaling", "rope_parameters")
 SAMPLE = 1 << 20
 """Bytes of a file that are read at its beginning, in its middle and at its end."""
 
@@ -41,6 +48,28 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ModelError(f"{CONFIG} in {str(folder)!r} is no object; give the folder of a head")
     return config
+
+
+def check_layer(folder: Path, layer: Mapping[str, Any]) -> None:
+    """Refuse a description of Llama layers whose values are none, where they are given.
+
+    Raises:
+        ModelError: naming file, key and value.
+    """
+    for name, value in layer.items():
+        if name in _WHOLE:
+            fits, due = type(value) is int and value >= 1, "a whole number of at least 1"
+        elif name in _POSITIVE:
+            fits, due = type(value) in (int, float) and value > 0, "a number above 0"
+        elif name in _OBJECTS:
+            fits, due = isinstance(value, dict), "an object"
+        else:
+            continue
+        if value is not None and not fits:
+            raise ModelError(
+                f"{CONFIG} in {str(folder)!r} has {name}={value!r}, where {due} is due; give the "
+                "folder of a head as it was saved"
+            )
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -130,6 +159,32 @@ def check_class(folder: Path, said: Mapping[str, Any], target: LoadedTarget) -> 
         raise ModelError(
             f"the head in {str(folder)!r} was made for {name!r}, a {' or '.join(classes)}, and the "
             f"target is a {own}; give the head of this target"
+        )
+
+
+def check_sizes(
+    head: str,
+    target: str,
+    vocab: tuple[int | None, int | None],
+    width: tuple[int | None, int | None],
+) -> None:
+    """Refuse a head whose vocabulary or width, the former of each pair, is not its target's.
+
+    None is a size that the head does not tell; `head` and `target` are what both are called.
+
+    Raises:
+        VocabularyMismatch: another vocabulary.
+        TargetShapeMismatch: another width.
+    """
+    if vocab[0] not in (None, vocab[1]):
+        raise VocabularyMismatch(
+            f"{head} was made for a vocabulary of {vocab[0]} tokens, {target} has {vocab[1]}; give "
+            "the head of this target"
+        )
+    if width[0] not in (None, width[1]):
+        raise TargetShapeMismatch(
+            f"{head} reads hidden states of width {width[0]}, those of {target} are {width[1]} "
+            "wide; give the head of this target"
         )
 
 

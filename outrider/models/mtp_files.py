@@ -17,8 +17,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from outrider.errors import ModelError, TargetShapeMismatch, VocabularyMismatch
-from outrider.models.head_files import CONFIG, FINGERPRINT, WEIGHTS, check_class, read_config
+from outrider.errors import ModelError
+from outrider.models.head_files import (
+    CONFIG,
+    FINGERPRINT,
+    WEIGHTS,
+    check_class,
+    check_sizes,
+    read_config,
+)
 from outrider.models.hf import LoadedTarget
 from outrider.models.mtp import MtpHead, MtpModule, module_of
 
@@ -248,17 +255,9 @@ def _check_shapes(folder: Path, tensors: Mapping[str, Tensor], target: LoadedTar
 
 
 def _check_sizes(folder: Path, vocab: int | None, width: int | None, target: LoadedTarget) -> None:
-    if vocab not in (None, target.vocab_size):
-        raise VocabularyMismatch(
-            f"the MTP modules in {str(folder)!r} have a vocabulary of {vocab} tokens, the target "
-            f"has {target.vocab_size}; give those of this target"
-        )
     own = int(target.model.config.get_text_config().hidden_size)
-    if width not in (None, own):
-        raise TargetShapeMismatch(
-            f"the MTP modules in {str(folder)!r} read hidden states of width {width}, the "
-            f"target's are {own} wide; give those of this target"
-        )
+    sizes = (vocab, target.vocab_size), (width, own)
+    check_sizes(f"the head in {str(folder)!r}", "the target", *sizes)
 
 
 def _fill(module: MtpModule, own: Mapping[str, Tensor], folder: Path) -> None:

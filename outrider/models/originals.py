@@ -21,7 +21,16 @@ from outrider.errors import InvalidConfig, ModelError, UnsupportedModel
 from outrider.models.eagle import EagleHead
 from outrider.models.eagle1 import FeatureHead
 from outrider.models.head import Head
-from outrider.models.head_files import CONFIG, WEIGHTS, fill, read_config, read_tensors
+from outrider.models.head_files import (
+    CONFIG,
+    WEIGHTS,
+    check_class,
+    check_layer,
+    fill,
+    read_config,
+    read_tensors,
+    target_said,
+)
 from outrider.models.medusa import MedusaHeads, MedusaShape
 from outrider.models.speculators import (
     EMBEDDINGS,
@@ -46,10 +55,12 @@ def load_eagle(folder: Path, target: LoadedTarget) -> Head:
     """Read an EAGLE head of any generation, in float32.
 
     Raises:
-        ModelError: no head, or files that cannot be read or do not fit each other.
+        ModelError: no head, or files that cannot be read or do not fit each other; one that was
+            made for a model of another class.
         UnsupportedModel: a kind of head, or a variation, that is not read.
     """
     config = read_config(folder)
+    check_class(folder, target_said(folder, config), target)
     if "speculators_model_type" in config:
         return load_head(folder, target)
     tensors = read_tensors(folder)
@@ -98,7 +109,8 @@ def _eagle1(
     tensors: Mapping[str, Tensor],
     target: LoadedTarget,
 ) -> Head:
-    missing = [name for name in _LAYERS if not isinstance(config.get(name), int)]
+    check_layer(folder, config)
+    missing = [name for name in _LAYERS if config.get(name) is None]
     if missing or config.get("hidden_act", "silu") != "silu":
         reason = f"lacks {', '.join(missing)}" if missing else "has another hidden_act than silu"
         raise ModelError(f"{CONFIG} in {str(folder)!r} {reason}; give the folder of an EAGLE head")

@@ -22,7 +22,7 @@ from outrider.models.head_files import (
     CONFIG,
     FINGERPRINT,
     WEIGHTS,
-    check_class,
+    check_layer,
     fill,
     read_config,
     read_tensors,
@@ -184,15 +184,6 @@ def made_for(folder: Path) -> Made:
     return Made(str(name), str(classes[0]), dtype, config.get(FINGERPRINT))
 
 
-def check_verifier(folder: Path, target: LoadedTarget) -> None:
-    """Refuse a head that was made for a model of another class.
-
-    Raises:
-        ModelError: naming both.
-    """
-    check_class(folder, target_said(folder, read_config(folder)), target)
-
-
 def _config(folder: Path) -> Mapping[str, Any]:
     config = read_config(folder)
     kind = config.get("speculators_model_type")
@@ -210,7 +201,13 @@ def _shape(folder: Path, config: Mapping[str, Any], target: LoadedTarget | None)
             raise UnsupportedModel(
                 f"the head in {str(folder)!r} has {name}={config[name]!r}, which is not read here"
             )
-    layer = config.get("transformer_layer_config", {})
+    layer = config.get("transformer_layer_config") or {}
+    if not isinstance(layer, dict):
+        raise ModelError(
+            f"{CONFIG} in {str(folder)!r} has transformer_layer_config={layer!r}, where an object "
+            "is due; give a folder as it was saved"
+        )
+    check_layer(folder, {**layer, "draft_vocab_size": config.get("draft_vocab_size")})
     try:
         width, heads = int(layer["hidden_size"]), int(layer["num_attention_heads"])
         taps = config.get(TAPS) or _usual_taps(folder, target)

@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from outrider_models import HEADS
 
 from benchmarks import attention, drafters, generate, linears, logprobs, planner, start
+from outrider import SamplingParams
 from outrider.control.runs import Spread
 
 
@@ -15,13 +17,38 @@ def test_drafters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "drafters.json"
     given = ["--smoke", "--anyway", "--shapes", "tree", "--temperatures", "0", "--json", str(out)]
     assert drafters.main(given) == 0
-    cells = json.loads(out.read_text())["cells"]
-    assert [cell["drafter"] for cell in cells] == ["none", "draft", "suffix+recycle"]
-    plain, draft, _ = cells
+    whole = json.loads(out.read_text())
+    cells = whole["cells"]
+    assert [c["drafter"] for c in cells] == ["none", "draft", "suffix+recycle", "eagle:bundled"]
+    plain, draft, *_ = cells
     assert plain["kept"] == 1 and plain["rounds"] == 8 and plain["speedup"]["mean"] == 1
     # Eight tokens in rounds of one and what was kept.
     assert draft["kept"] > 1 and draft["rounds"] < 8
-    assert "`draft` | tree" in capsys.readouterr().out
+    assert draft["acceptance"] > 0
+    said = capsys.readouterr().out
+    assert "`draft` | tree" in said and "`eagle:bundled` | tree" in said
+    # What was cut off goes on with what is missing, and what is whole is only printed.
+    out.write_text(json.dumps({**whole, "cells": cells[:2]}))
+    assert drafters.main(given) == 0
+    again = json.loads(out.read_text())
+    assert again["cells"][:2] == cells[:2] and again["command"] == whole["command"]
+    assert [c["kept"] for c in again["cells"]] == [c["kept"] for c in cells]
+    capsys.readouterr()
+    before = out.read_bytes()
+    assert drafters.main(given) == 0 and out.read_bytes() == before
+    assert "`eagle:bundled` | tree" in capsys.readouterr().out
+    assert drafters.main([*given, "--deep", "2"]) == 2
+    assert "was measured with deep=5, this would be with 2" in capsys.readouterr().err
+
+
+def test_every_shipped_head_is_a_line_of_the_table() -> None:
+    options = drafters._parser().parse_args([])
+    assert {("eagle:bundled", "chain"), ("mtp:bundled", "tree")} <= set(drafters.lines(options))
+    assert {f"{head}:bundled" for head in HEADS} <= set(drafters.HEADS)
+    for spec in drafters.HEADS:
+        llm = drafters.loaded(spec, "tree", options).llm
+        (done,) = llm.generate("import ", SamplingParams(max_tokens=6, temperature=0.0))
+        assert done.stats.drafted > 0
 
 
 def test_a_busy_machine_is_refused(

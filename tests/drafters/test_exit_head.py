@@ -295,7 +295,7 @@ def test_what_does_not_fit_is_refused_before_any_forward(tmp_path: Path, llama) 
 
     for shape, error, says in (
         (replace(PLAIN, vocab_size=99), VocabularyMismatch, "of 99 tokens, the target has 97"),
-        (replace(PLAIN, hidden_size=32), TargetShapeMismatch, "of width 32, the target's are 64"),
+        (replace(PLAIN, hidden_size=32), TargetShapeMismatch, "of width 32, those of the target"),
         (replace(PLAIN, layers=3), TargetShapeMismatch, "behind layer 3, the target has 3 layers"),
         (
             replace(PLAIN, depth=6),

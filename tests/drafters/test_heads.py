@@ -368,5 +368,22 @@ def test_hidden_states_alone_give_the_engines_tree(kind, targets) -> None:
         propose_from_hidden(drafter, target, hidden_BSD[..., 1:], trees=TREES, max_depth=2)
     with pytest.raises(DraftShapeMismatch, match=r"shape \(1, 2\), \(1, \d+\) is due"):
         propose_from_hidden(drafter, target, hidden_BSD, given[:, :2], trees=TREES, max_depth=2)
-    with pytest.raises(InvalidConfig, match="holds no states"):
+    with pytest.raises(InvalidConfig, match="the states of 0 tokens, and each of drafter"):
         propose_from_hidden(drafter, target, hidden_BSD[:, :0], trees=TREES, max_depth=2)
+    # One child of every row: the best path's first token is the tree's likeliest.
+    chain = propose_from_hidden(drafter, target, hidden_BSD, given, trees=None, max_depth=3)
+    assert chain.parents_BN.tolist() == [[0, 1, 2]] and chain.depth == 3
+    assert chain.tokens_BN[0, 0] in due.tokens_BN[0, due.parents_BN[0] == 0]
+
+
+def test_hidden_states_are_as_many_as_modules(targets) -> None:
+    target, _ = targets[False]
+    drafter = drafter_of(random_head("mtp of two", target))
+    states_BSD = torch.randn(1, 2, 64, generator=torch.Generator().manual_seed(2))
+    given = torch.tensor([[3, 5]])
+    tree = propose_from_hidden(drafter, target, states_BSD, given, trees=TREES, max_depth=2)
+    assert int(tree.counts_B[0]) > 2
+    with pytest.raises(InvalidConfig, match=r"states of 1 tokens.*mtp's 2 modules.*at least 2"):
+        propose_from_hidden(
+            drafter, target, states_BSD[:, 1:], given[:, 1:], trees=TREES, max_depth=2
+        )

@@ -99,10 +99,40 @@ def test_the_command_lines_say_how_guesses_are_drawn_and_tested(tmp_path: Path) 
     assert given["--speculative-accept-threshold-single"] == "1.0"
     assert [options(done["gguf"], i)[0] for i in range(3)] == ["python", "python", "llama-server"]
     assert "--target-model-dir" in options(done["gguf"], 1)
+    assert "stops at those of one's own making" in done["gguf"].notes[0]
     for exported in done.values():
         line = exported.acceptance_test.replace("\\\n", " ")
         check_command(line)
         assert shlex.split(line)[-1] == "models/my target"
+
+
+def test_both_are_converted_in_their_own_precision(tmp_path: Path) -> None:
+    """And of the bundled target it is said that the converter has no name for its tokenizer."""
+
+    def types(head: Path, target: str | None = None) -> tuple[list[str], str]:
+        out = tmp_path / f"out {len(list(tmp_path.iterdir()))}"
+        done = export_head(head, to="gguf", out=out, target=target)
+        words = [options(done, which) for which in (0, 1)]
+        return [one[one.index("--outtype") + 1] for one in words], done.notes[0]
+
+    trained(tmp_path / "head")
+    assert types(tmp_path / "head")[0] == ["auto", "f16"], "nobody knows where the target lies"
+    model = tmp_path / "model"
+    model.mkdir()
+    config = {"architectures": ["LlamaForCausalLM"], "vocab_size": 97, "hidden_size": 32}
+    config |= {"num_hidden_layers": 4}
+    for said, due in (
+        ({"dtype": "bfloat16"}, "bf16"),
+        ({"torch_dtype": "float32"}, "f32"),
+        ({"text_config": {**config, "dtype": "float16"}}, "f16"),
+        ({"dtype": "int8"}, "auto"),
+        ({}, "auto"),
+    ):
+        (model / "config.json").write_text(json.dumps({**config, **said}))
+        assert types(tmp_path / "head", str(model))[0] == [due, "f16"]
+    trained(tmp_path / "own", EagleShape(4096, 40, 384, 48, 4, 2, 8, (1, 2, 3)), verifier="bundled")
+    found, note = types(tmp_path / "own")
+    assert found == ["f16", "f16"] and "do not work as they stand" in note
 
 
 def test_what_cannot_be_exported_is_refused_by_name(tmp_path: Path) -> None:

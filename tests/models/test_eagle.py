@@ -23,7 +23,8 @@ from outrider.models.eagle import EagleHead, EagleShape
 from outrider.models.eagle_cache import CachedHead
 from outrider.models.head import check_fits
 from outrider.models.hf import HuggingFaceTarget
-from outrider.models.speculators import check_verifier, load_head, save_head
+from outrider.models.originals import load_eagle
+from outrider.models.speculators import load_head, save_head
 from outrider.train.eagle import Lines
 from tests.models.families import VOCAB, one_thread, random_model
 
@@ -196,7 +197,7 @@ def test_files_that_are_no_head_are_refused(tmp_path: Path) -> None:
 def test_another_target_is_refused_and_both_are_named(tmp_path: Path) -> None:
     target = HuggingFaceTarget(random_model("llama"))
     wide = replace(SHAPE, hidden_size=32)
-    with pytest.raises(TargetShapeMismatch, match="width 32, the target's are 64 wide"):
+    with pytest.raises(TargetShapeMismatch, match="width 32, those of the target are 64 wide"):
         check_fits(random_head(shape=wide), target)
     more = replace(SHAPE, vocab_size=99)
     with pytest.raises(VocabularyMismatch, match="of 99 tokens, the target has 97"):
@@ -204,7 +205,7 @@ def test_another_target_is_refused_and_both_are_named(tmp_path: Path) -> None:
     folder = tmp_path / "qwen"
     save_head(random_head(), folder, verifier="some/model", architecture="Qwen3ForCausalLM")
     with pytest.raises(ModelError, match="a Qwen3ForCausalLM, and the target is a Llama"):
-        check_verifier(folder, target)
+        load_eagle(folder, target)
 
 
 def test_shapes_that_cannot_be_are_refused() -> None:

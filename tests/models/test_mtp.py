@@ -208,7 +208,12 @@ def test_whether_a_checkpoint_has_any_is_told_by_names_alone(tmp_path: Path) -> 
     ("name", "tensor", "error", "says"),
     [
         ("embed_tokens", torch.zeros(99, 64), VocabularyMismatch, "of 99 tokens, the target has"),
-        ("eh_proj", torch.zeros(32, 64), TargetShapeMismatch, "width 32, the target's are 64"),
+        (
+            "eh_proj",
+            torch.zeros(32, 64),
+            TargetShapeMismatch,
+            "width 32, those of the target are 64",
+        ),
         ("enorm", None, ModelError, r"enorm of .* has shape None, \(64,\) is due"),
         ("hnorm", torch.zeros(32), ModelError, r"hnorm of .* has shape \(32,\), \(64,\) is due"),
         ("self_attn.q_proj", None, ModelError, "differ in model.layers.0.self_attn.q_proj.weight"),

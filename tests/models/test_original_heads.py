@@ -21,6 +21,7 @@ from outrider.errors import (
     VocabularyMismatch,
 )
 from outrider.models import head as heads_of_targets
+from outrider.models.base import Rows
 from outrider.models.eagle import EagleHead
 from outrider.models.eagle1 import FeatureHead
 from outrider.models.head import TargetParts, check_fits, final_norm
@@ -29,7 +30,17 @@ from outrider.models.medusa import MedusaHeads
 from outrider.models.originals import load_eagle, load_medusa, save_original
 from outrider.models.speculators import TAPS
 from tests.drafters.heads import layer_config, random_head, tiny_target
-from tests.models.families import VOCAB, one_thread, random_model
+from tests.models.families import (
+    FAMILIES,
+    VOCAB,
+    Family,
+    one_thread,
+    plain_logits,
+    random_model,
+    random_tokens,
+    relative_error,
+    with_weights,
+)
 from tests.models.test_eagle import SHAPE, TOKENS
 from tests.models.test_eagle import random_head as random_eagle3
 
@@ -105,6 +116,10 @@ def test_heads_come_back_as_their_authors_saved_them(tmp_path: Path) -> None:
     ):
         folder, heads = medusa(tmp_path / f"medusa {name}", name, prefix)
         assert equal(load_medusa(folder, TARGET), heads)
+    # The base model's own weights may lie beside the heads.
+    folder, heads = medusa(tmp_path / "whole", "medusa_lm_head.safetensors")
+    save_file({"lm_head.weight": torch.zeros(2, 2)}, folder / "model.safetensors")
+    assert equal(load_medusa(folder, TARGET), heads)
     # As the published ones are: the file holds more heads than its configuration says.
     folder, heads = medusa(tmp_path / "more", medusa_num_heads=2)
     assert equal(load_medusa(folder, TARGET), heads)
@@ -159,6 +174,51 @@ def test_what_is_borrowed_makes_the_targets_own_logits(family: str, monkeypatch)
             TargetParts.of(target)
 
 
+class Renamed(LlamaModel):
+    """A Llama whose final norm has a name that nobody expects."""
+
+    norm = property(lambda self: self.closing)
+
+
+def test_the_final_norm_is_found_whatever_its_name() -> None:
+    """And what hands its result on is not taken for it."""
+    model: Any = random_model("llama")
+    own = model.model._modules.pop("norm")
+    model.model.__class__ = Renamed
+    model.model.closing = torch.nn.Sequential(own, torch.nn.Identity())
+    model.model.norm_of_nothing = torch.nn.Identity()
+    with torch.no_grad():
+        own.weight.uniform_(0.2, 2.0, generator=torch.Generator().manual_seed(8))
+    assert final_norm(HuggingFaceTarget(model)) is own
+
+
+PROJECTED = {
+    **FAMILIES["opt"].options, "word_embed_proj_dim": 32, "do_layer_norm_before": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "family", ["gpt2", "falcon", "gptj", "codegen", "gpt-bigcode", "opt", "gpt-neox"]
+)
+def test_older_families_lend_their_norm_and_output_layer(family: str) -> None:
+    """What heads make of a target's last states by its parts are the target's own logits."""
+    model: Any = random_model(family)
+    target = HuggingFaceTarget(model)
+    parts, tokens = TargetParts.of(target), random_tokens(9, 4)
+    seq = target.open(9)
+    with target.tapping((3,)) as taps, torch.inference_mode():
+        target.score(Rows((seq,), (9,), tokens))
+        found_RV = parts.output(parts.norm(taps.of(seq)))
+    assert relative_error(found_RV, plain_logits(model, tokens)) < 1e-4
+
+
+def test_a_target_without_such_a_norm_is_refused_truly() -> None:
+    """Its last states are made narrower, and no norm stands before the output layer."""
+    target = HuggingFaceTarget(with_weights(Family("opt", PROJECTED, shaped=False).config()))
+    with pytest.raises(UnsupportedModel, match="no norm of the opt model"):
+        TargetParts.of(target)
+
+
 def test_layers_are_read_by_either_way_of_counting_them(tmp_path: Path) -> None:
     """SGLang's ids are from 0, of the layer that gave a state; ours say how many ran."""
     said = {"eagle_config": {TAPS: [tap - 1 for tap in SHAPE.taps], "use_aux_hidden_state": True}}
@@ -185,10 +245,14 @@ MAKERS = {"eagle": (eagle1, load_eagle), "eagle3": (eagle3, load_eagle),
         ("eagle", {"num_hidden_layers": 1}, ModelError, "other tensors than an EAGLE head"),
         ("eagle", {"hidden_act": "gelu"}, ModelError, "another hidden_act than silu"),
         ("eagle", {"intermediate_size": None}, ModelError, "lacks intermediate_size"),
-        ("eagle", {"rope_scaling": "x"}, ModelError, "is none of an EAGLE head"),
-        ("eagle", {"num_attention_heads": 0}, ModelError, "is none of an EAGLE head"),
-        ("eagle", {"num_hidden_layers": "2"}, ModelError, "is none of an EAGLE head"),
-        ("eagle", {"rms_norm_eps": "x"}, ModelError, "is none of an EAGLE head"),
+        ("eagle", {"rope_scaling": "x"}, ModelError, "json in .* has rope_scaling='x', where an"),
+        ("eagle", {"num_attention_heads": 0}, ModelError, "has num_attention_heads=0, where a who"),
+        ("eagle", {"num_hidden_layers": "2"}, ModelError, "has num_hidden_layers='2', where a who"),
+        ("eagle", {"rms_norm_eps": "x"}, ModelError, "has rms_norm_eps='x', where a number above"),
+        ("eagle", {"rope_theta": True}, ModelError, "has rope_theta=True, where a number above 0"),
+        ("eagle", {"rope_scaling": {"rope_type": "x"}}, ModelError, "is none of an EAGLE head"),
+        ("eagle3", {"num_attention_heads": 0}, ModelError, "has num_attention_heads=0, where a wh"),
+        ("eagle3", {"rope_scaling": "x"}, ModelError, "has rope_scaling='x', where an object is"),
         ("eagle3", {"draft_vocab_size": 41}, ModelError, "d2t"),
         ("eagle3", {"hidden_size": 32}, ModelError, "has shape"),
         ("eagle3", {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}, ModelError, "fc.weight in"),
@@ -239,7 +303,7 @@ def test_heads_of_another_target_are_refused_and_both_are_named(tmp_path: Path) 
     with pytest.raises(ModelError, match="says no medusa_num_heads"):
         load_medusa(other, TARGET)
     wide, many = FeatureHead(layer_config(32, VOCAB), 3), FeatureHead(layer_config(64, 99), 3)
-    with pytest.raises(TargetShapeMismatch, match="width 32, the target's are 64 wide"):
+    with pytest.raises(TargetShapeMismatch, match="width 32, those of the target are 64 wide"):
         check_fits(wide, TARGET)
     with pytest.raises(VocabularyMismatch, match="of 99 tokens, the target has 97"):
         check_fits(many, TARGET)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,39 +12,25 @@ import torch
 from outrider import LLM, SamplingParams
 from outrider.cli.app import run as run_command
 from outrider.errors import InvalidConfig, UnsupportedModel
-from outrider.models.bundled import bundled_path
-from outrider.models.checkpoint import build_llama, load_llama, save_llama
+from outrider.models.checkpoint import load_llama
 from outrider.train import head as heads
 from outrider.train import loop
 from outrider.train.distil import distances
 from outrider.train.forward import log_laws
-from outrider.train.prepare import config_of
-from outrider.train.recipe import LOSSES, ModelRecipe
+from outrider.train.recipe import LOSSES
 from outrider.train.run_draft import DraftRun, plain_recipe, plan_draft, prepare_draft, run_draft
 from outrider.train.state import load_state
 from outrider.train.writing import continue_rows
 from tests.models.families import one_thread, random_model
 from tests.models.recurrent_families import OPTIONS, random_recurrent
+from tests.train.train_recipes import write_target
 
 single = pytest.fixture(scope="module", autouse=True)(one_thread)
-SHAPE = ModelRecipe(32, 2, 2, 1, 48, head_size=16, max_positions=256)
-TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small random Llama that speaks the bundled target's tokens."""
-    folder = tmp_path_factory.mktemp("target")
-    model = build_llama(config_of(SHAPE, 4096), 1)
-    with torch.no_grad():
-        model.lm_head.weight.normal_(0.0, 0.3)  # type: ignore[union-attr]
-    save_llama(model, folder)
-    for name in TOKENIZER:
-        shutil.copyfile(bundled_path("target") / name, folder / name)
-    (folder / "text.py").write_text(
-        "".join(f"def f{i}(x):\n    return x + {i}\n" for i in range(200))
-    )
-    return folder
+    return write_target(tmp_path_factory.mktemp("target"))
 
 
 RECIPE = """

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
-from outrider.models.checkpoint import save_llama
+import torch
+
+from outrider.models.bundled import bundled_path
+from outrider.models.checkpoint import build_llama, save_llama
 from outrider.models.tokenizer import END_OF_TEXT_ID
 from outrider.train.corpus import write_manifest
 from outrider.train.distil import Distillation
 from outrider.train.lm import LanguageModelling
 from outrider.train.loop import Outcome, train
-from outrider.train.prepare import Prepared, build_model, prepare
+from outrider.train.prepare import Prepared, build_model, config_of, prepare
 from outrider.train.recipe import (
     CorpusRecipe,
     DistilRecipe,
@@ -53,6 +57,9 @@ DISTIL = DistilRecipe(
 )
 
 
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+
+
 def write_library(root: Path) -> Path:
     """A standard library of four files."""
     (root / "tables").mkdir(parents=True)
@@ -63,6 +70,21 @@ def write_library(root: Path) -> Path:
         )
         (root / name).write_text(body, "utf-8")
     return root
+
+
+def write_target(folder: Path) -> Path:
+    """A small random Llama that speaks the bundled target's tokens, and a text beside it."""
+    shape = ModelRecipe(32, 2, 2, 1, 48, head_size=16, max_positions=256)
+    model = build_llama(config_of(shape, 4096), 1)
+    with torch.no_grad():
+        model.lm_head.weight.normal_(0.0, 0.3)  # type: ignore[union-attr]
+    save_llama(model, folder)
+    for name in TOKENIZER:
+        shutil.copyfile(bundled_path("target") / name, folder / name)
+    (folder / "text.py").write_text(
+        "".join(f"def f{i}(x):\n    return x + {i}\n" for i in range(200))
+    )
+    return folder
 
 
 def prepared_in(folder: Path, recipe: Recipe = RECIPE) -> Prepared:
