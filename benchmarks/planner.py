@@ -4,7 +4,8 @@
 
 For each workload everything is planned and the best three are run in turn with plain decoding. A
 prediction holds if its speed-up is within 10 percent of the measured one, or inside its interval.
-Then three policies are replayed on an observed trace and run; there 5 percent are allowed.
+Then depths of each drafter, and the controller, are replayed on observed traces and run; there 5
+percent are allowed.
 
 The advice is judged on prompts that the planner never saw, in runs of their own: plain decoding,
 the best foretold, and four tokens of each drafter as one would choose by hand. To speculate was
@@ -29,8 +30,14 @@ from outrider import LLM, SamplingParams
 from outrider.bench.script import command_of, exit_code, others_at_work, parser_of, save
 from outrider.control.fit import costs_of
 from outrider.control.plan import Candidate, Plan, Search, Verified, arm_of, plan
-from outrider.control.policies import Fixed
-from outrider.control.record import Asked, depths_to_time, observed, timed
+from outrider.control.policies import policy_of
+from outrider.control.record import (
+    Asked,
+    alternatives_of,
+    depths_to_time,
+    observed_by,
+    timed,
+)
 from outrider.control.replay import replay
 from outrider.control.runs import Spread, compared, measured
 from outrider.errors import InvalidConfig
@@ -66,7 +73,7 @@ def loaded(workload: Workload) -> LLM:
     """The bundled target with the drafters; `slow` is the target itself as a draft model."""
     slow = f"draft:{bundled_path('target')}"
     specs = [slow if name == "slow" else name for name in workload.drafters]
-    return LLM.load("bundled", "+".join(specs), share_prefixes=False)
+    return LLM.load("bundled", ",".join(specs), share_prefixes=False)
 
 
 def drafters_of(workload: Workload) -> tuple[str, ...]:
@@ -86,23 +93,30 @@ def planned(llm: LLM, workload: Workload, options: Any) -> tuple[Plan, Asked, Se
 
 
 def replayed(llm: LLM, asked: Asked, search: Search) -> list[dict[str, Any]]:
-    """Three policies of the first drafter, replayed and run."""
-    requests, (drafter, *_), (batch, *_) = llm.requests, search.drafters, search.batches
+    """Three depths of the first drafter, one of each other, the controller: replayed and run."""
+    requests, (first, *others), (batch, *_) = llm.requests, search.drafters, search.batches
     requests.engine.trees = None
-    own = replace(asked, drafter=drafter, batch=batch)
-    texts = observed(requests, replace(own, batch=None))
-    there, back = timed(
-        requests, replace(own, prompts=asked.prompts[: max(2, batch)]), depths_to_time(asked.depth)
+    own = replace(asked, batch=batch)
+    texts = observed_by(requests, replace(own, batch=None), search.drafters)
+    few = replace(own, prompts=asked.prompts[: max(2, batch)])
+    costs = costs_of(
+        text
+        for name in search.drafters
+        for way in timed(requests, replace(few, drafter=name), depths_to_time(asked.depth))
+        for text in way
     )
-    costs = costs_of((*there, *back))
-    depths = [min(depth, asked.depth) for depth in POLICIES]
-    arms = [replace(own, depth=depth) for depth in depths]
+    *depths, deepest = (min(depth, asked.depth) for depth in POLICIES)
+    arms = {f"{first}:{depth}": replace(own, drafter=first, depth=depth) for depth in depths}
+    for name in (first, *others):
+        arms[f"{name}:{deepest}"] = replace(own, drafter=name, depth=deepest)
+    if alternatives_of(requests):
+        arms["auto"] = own
     found: list[dict[str, Any]] = []
-    for depth, rate in zip(depths, measured(requests, arms), strict=True):
-        told = replay(texts, Fixed(f"depth:{depth}", depth), costs, batch=batch).tokens_per_s
+    for (name, _), rate in zip(arms.items(), measured(requests, list(arms.values())), strict=True):
+        told = replay(texts, policy_of(name), costs, batch=batch).tokens_per_s
         found.append(
             {
-                "policy": f"depth:{depth}",
+                "policy": name,
                 "predicted_tok_s": told,
                 "measured_tok_s": asdict(rate),
                 "error": told / rate.mean - 1,

@@ -311,7 +311,9 @@ class RoundTrace:
             of one token drawn there; None where it is certain.
         entropies: of the target's law at its parent's row, in nats.
         draft_entropies: of the law it was drawn from; None where it is certain.
-        worths: what each node of a tree grown to a budget was judged by; None in other drafts.
+        worths: what each node of a tree grown to a budget was judged by; of a chain that ends where
+            its drafter is less sure, how likely that thought the chain up to each token; None in
+            other drafts.
         path: rows that were accepted, from the root down.
         added: the token the target adds behind them.
         added_prob: its probability under the target's law.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.control.plan import Plan, Prediction
-from outrider.control.replay import Replayed
+from outrider.control.replayed import Replayed
 from outrider.errors import MissingExtra
 
 COLOURS = ("#1f6f8b", "#e0a030", "#7a5195", "#5b8c5a", "#c8553d", "#63b0c9", "#8a8a8a", "#b07aa1")

@@ -95,8 +95,8 @@ def generate(
         typer.Option(
             "--observe",
             help="With --trace: keep no guess, so that there is one behind every token and any "
-            "depth can be replayed, and time a few rounds of each depth. At temperature 0 and "
-            "under coupled the text is the same.",
+            "depth can be replayed, and time a few rounds of each depth; of auto and a,b once with "
+            "each drafter. At temperature 0 and under coupled the text is the same.",
         ),
     ] = False,
 ) -> int:
@@ -117,7 +117,7 @@ def generate(
       outrider generate --repetition-penalty 1.2 --no-repeat-ngram 4 --bad-word TODO "def f("
       outrider generate --drafter ngram+draft --trace rounds.jsonl "def f("
       outrider generate --profile plan.toml "def f("
-      outrider generate --drafter draft --trace rounds.jsonl --observe --depth 8 "def f("
+      outrider generate --drafter draft,ngram --trace rounds.jsonl --observe --depth 8 "def f("
       outrider generate --regex "[0-9]{4}-[0-9]{2}" --drafter grammar+draft "date = "
       git log -1 | outrider generate --max-tokens 40 --stop "." --json
     """
@@ -239,18 +239,20 @@ def _traced(
     from outrider.control.observe import observing
     from outrider.control.record import (
         Asked,
-        check_observable,
+        alternatives_of,
         depths_to_time,
+        observed_by,
         settings_of,
         timed,
     )
     from outrider.control.trace import TraceWriter
 
     rule, writer, requests = str(llm.rule), TraceWriter(how.file), llm.requests
-    if how.observe:
-        check_observable(llm.drafter)
-    asked = Asked([tokens], sampling, requests.depth, rule)
-    with observing(rule, lossless=how.loading.lossless) as watched:
+    names = alternatives_of(requests) if how.observe else []
+    first = names[0] if names else None
+    asked = Asked([tokens], sampling, requests.depth, rule, drafter=first)
+    drafter = requests.engine.choice.of(first) if how.observe else None
+    with observing(rule, drafter, lossless=how.loading.lossless) as watched:
         number = writer.text(settings_of(requests, asked, tokens, observed=how.observe))
 
         def write(delta: Delta) -> None:
@@ -263,15 +265,19 @@ def _traced(
 
         llm.rule = watched.name if how.observe else rule
         try:
-            run = measure(llm, tokens, sampling, show=write, trace=True)
+            run = measure(llm, tokens, sampling, drafter=first, show=write, trace=True)
         finally:
             llm.rule = rule
     if how.observe and not run.interrupted:
-        there, back = timed(requests, asked, depths_to_time(requests.depth))
-        for text in (*there, *back):
+        texts = observed_by(requests, asked, names[1:])
+        for name in names or [None]:
+            own = replace(asked, drafter=name)
+            there, back = timed(requests, own, depths_to_time(requests.depth))
+            texts += (*there, *back)
+        for text in texts:
             number = writer.text(text.settings)
             for one in text.rounds:
-                writer.round(number, one.trace)
+                writer.round(number, one.trace, one.would)
     return run
 
 

@@ -15,7 +15,7 @@ from outrider.errors import InvalidConfig
 
 if TYPE_CHECKING:
     from outrider.control.costs import Costs
-    from outrider.control.replay import Replayed
+    from outrider.control.replayed import Replayed
     from outrider.control.trace import TracedText
 
 FILE_WIDTH = 100
@@ -31,8 +31,10 @@ def replay(
             "--policy",
             "-p",
             metavar="POLICY",
-            help="traced, none, depth:K, tree:K,N, threshold:P, expected or oracle; may be "
-            "repeated. By default none, some depths, expected and oracle.",
+            help="traced, none, depth:K, tree:K,N, threshold:P, expected, auto (the controller) or "
+            "oracle; of several traced drafters one's begins with its name (draft:4, "
+            "ngram:oracle). May be repeated. By default none, some depths, expected, auto and "
+            "oracle.",
         ),
     ] = None,
     batch: Annotated[int, typer.Option("--batch", "-b", help="Texts at a time.")] = 1,
@@ -45,7 +47,8 @@ def replay(
     """Replay traced texts under other policies: their rounds, and how long they would have taken.
 
     Of texts traced with --observe any depth up to the traced one, and any budget of nodes, walks as
-    it would have run. An oracle looks into the future: no policy that runs can, and it is marked.
+    it would have run, and `auto` is the controller itself, choosing among the traced drafters. An
+    oracle looks into the future: no policy that runs can, and it is marked.
     What rounds take is fitted to the rounds of all files that ran as they would without a trace.
 
     \b
@@ -53,6 +56,7 @@ def replay(
       outrider replay rounds.jsonl
       outrider replay rounds.jsonl --policy none --policy depth:2 --policy oracle --png regret.png
       outrider replay rounds.jsonl --policy threshold:0.4 --json
+      outrider replay rounds.jsonl --policy auto --policy draft:4 --policy ngram:8 --png regret.png
     """
     from outrider.control.policies import FORMS, policy_of
     from outrider.control.replay import replay as run
@@ -63,7 +67,8 @@ def replay(
         raise InvalidConfig("png: regret is drawn of texts one by one; leave --batch out")
     texts, costs = _read(traces)
     specs = policy or _default(texts, batch)
-    found = [run(texts, policy_of(spec), costs, batch=batch) for spec in specs]
+    names = {text.settings.drafter for text in texts}
+    found = [run(texts, policy_of(spec, names), costs, batch=batch) for spec in specs]
     best = min(found, key=lambda one: one.seconds)
     if png is not None:
         from outrider.bench.charts import draw_regret
@@ -73,7 +78,7 @@ def replay(
     seen = _Seen(texts, batch, best)
     if json_output:
         rows = [seen.as_dict(one) for one in found]
-        about = {"texts": len(texts), "batch": batch, "policies": rows, "meanings": FORMS}
+        about = {"texts": len(best.steps), "batch": batch, "policies": rows, "meanings": FORMS}
         typer.echo(json.dumps({**about, "costs": costs.as_dict()}))
     else:
         _print(found, seen)
@@ -95,6 +100,7 @@ class _Seen:
             "oracle": one.oracle,
             "tokens": one.tokens,
             "rounds": one.rounds,
+            "rounds_by_drafter": one.rounds_by_drafter,
             "drafted": one.drafted,
             "accepted": one.accepted,
             "mean_acceptance_length": one.mean_acceptance_length,
@@ -120,11 +126,18 @@ def _read(files: list[Path]) -> tuple[list[TracedText], Costs]:
 
 
 def _default(texts: list[TracedText], batch: int) -> list[str]:
+    from outrider.control.guesses import together
     from outrider.control.record import depths_to_time
 
     depth = max(text.settings.depth for text in texts)
-    depths = [f"depth:{one}" for one in depths_to_time(depth) if one]
-    return ["none", *depths, "expected", *(["oracle"] if batch == 1 else [])]
+    own = [*(f"depth:{one}" for one in depths_to_time(depth) if one), "expected"]
+    watched = together(texts)
+    alike = all(one.keys() == watched[0].keys() for one in watched)
+    if alike and len(watched[0]) > 1:
+        short = [policy.removeprefix("depth:") for policy in own]
+        own = [f"{name}:{policy}" for name in watched[0] for policy in short]
+    chains = all(one.settings.observed and one.settings.width is None for one in texts)
+    return ["none", *own, *["auto"] * (alike and chains), *["oracle"] * (batch == 1)]
 
 
 def _chooses(text: TracedText) -> bool:
@@ -152,7 +165,7 @@ def _print(found: list[Replayed], seen: _Seen) -> None:
         )
     console.print(table)
     unknown = max(one.unknown for one in found)
-    lines = [f"{len(seen.texts)} texts, {seen.best.tokens} tokens, {seen.batch} at a time"]
+    lines = [f"{len(seen.best.steps)} texts, {seen.best.tokens} tokens, {seen.batch} at a time"]
     several = sorted({one.settings.drafter for one in seen.texts if _chooses(one)})
     if several:
         lines.append(

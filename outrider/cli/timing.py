@@ -79,6 +79,7 @@ def measure(
     sampling: SamplingParams,
     *,
     depth: int | None = None,
+    drafter: str | None = None,
     show: Callable[[Delta], None] | None = None,
     trace: bool = False,
 ) -> Run:
@@ -87,7 +88,7 @@ def measure(
     before = deepcopy(llm.metrics)
     started = time.perf_counter()
     try:
-        for delta in llm.stream(prompt, sampling, depth=depth, trace=trace):
+        for delta in llm.stream(prompt, sampling, depth=depth, drafter=drafter, trace=trace):
             run.deltas.append(delta)
             if show is not None:
                 show(delta)

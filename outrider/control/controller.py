@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Sequenced
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +22,6 @@ from outrider.control.live import context_class
 from outrider.control.rounds import Offer, Pending, Round, State, View
 from outrider.control.settings import ControlSettings
 from outrider.decoding import Draft
-from outrider.drafters import ModelDrafter
 from outrider.drafters.base import Drafter, RoundDraws
 from outrider.drafters.combined import Parts, SeveralDrafters
 from outrider.errors import InvalidConfig
@@ -283,10 +281,7 @@ class Controller(SeveralDrafters):
     def _drawn(self, current: Round, arm: int, depths: list[int], draws: RoundDraws) -> Draft:
         """The chosen drafter's draft."""
         drafter = self.drafters[arm]
-        sure: AbstractContextManager[None] = nullcontext()
-        if isinstance(drafter, ModelDrafter):
-            sure = drafter.at_least(self._confidence(current, arm))
-        with sure:
+        with drafter.at_least(self._confidence(current, arm)):
             started = self._clock()
             draft = drafter.propose(current.view.texts, depths, draws)
             seconds = self._clock() - started

@@ -2,13 +2,14 @@
 
 One such text tells what any draft length would have done with it: the walk of a policy from token
 to token finds a guess wherever it comes to stand. Under `greedy` and
-`coupled` the text is that of plain decoding; under rules in law it is one of the same law.
+`coupled` the text is that of plain decoding; under rules in law it is one of the same law. Its seed
+alone says which, so that several drafters can be observed at one text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import count
 
 import torch
@@ -16,11 +17,14 @@ from torch import Tensor
 
 from outrider.decoding import RULES, Draft, RoundNoise, Rule, TargetRows, Verdict, rule_named
 from outrider.decoding.laws import Law
+from outrider.drafters.base import Drafter
 
 NAME = "observed"
 """What wrapped rules are registered as meanwhile, each with a number of its own."""
 _NUMBERS = count()
 _WORD = (1 << 64) - 1
+_ANY = 1e-300
+"""A confidence that every likeliest token has."""
 
 
 class Observed(Rule):
@@ -56,16 +60,23 @@ class Observed(Rule):
 
 
 @contextmanager
-def observing(rule: str, *, lossless: bool = True) -> Iterator[Observed]:
+def observing(
+    rule: str, drafter: Drafter | None = None, *, lossless: bool = True
+) -> Iterator[Observed]:
     """A rule under a name of its own, which requests can ask for meanwhile.
+
+    Of greedy texts `drafter` says meanwhile how sure it is of each token: a controller ends drafts
+    by that, and so does a replayed one.
 
     Raises:
         InvalidConfig: an unknown rule, or a lossy one that is not asked for.
     """
     observed = Observed(rule_named(rule, lossless=lossless))
+    sure = nullcontext() if drafter is None or rule != "greedy" else drafter.at_least(_ANY)
     RULES[observed.name] = observed
     try:
-        yield observed
+        with sure:
+            yield observed
     finally:
         del RULES[observed.name]
 

@@ -14,9 +14,11 @@ import numpy as np
 from outrider.config import check_whole
 from outrider.control.costs import Costs
 from outrider.control.fit import costs_of
+from outrider.control.guesses import Guesses
 from outrider.control.policies import Fixed
 from outrider.control.record import Asked, depths_to_time, observed, timed
-from outrider.control.replay import Guesses, Replayed, replay
+from outrider.control.replay import replay
+from outrider.control.replayed import Replayed
 from outrider.control.runs import Arm, Run, Spread, bootstrapped, compared, whole
 from outrider.control.trace import TracedText
 from outrider.control.trees import TreeCosts, best_static_tree, node_budget

@@ -1,13 +1,15 @@
-"""How far to draft: policies that a replay can try, each seeing no more than it would have seen."""
+"""Who drafts, and how far: policies for replays, each seeing no more than it would have seen."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 
 from outrider.config import check_between, check_whole, nearest
 from outrider.control.acceptance import Acceptance
+from outrider.control.settings import ControlSettings
+from outrider.drafters.specs import KINDS
 from outrider.errors import InvalidConfig
 
 
@@ -31,19 +33,33 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy(ABC):
-    """Decides how many levels a round drafts.
+class Policy:
+    """What rounds draft.
 
     Attributes:
         name: what tables call it.
+        drafter: who drafts; None where that is left open: to the one there is, or to the policy.
     """
 
     name: str
+    drafter: str | None = field(default=None, kw_only=True)
 
     @property
     def oracle(self) -> bool:
         """Whether it looks into the future, so that no real policy can do as well for sure."""
         return False
+
+
+@dataclass(frozen=True, slots=True)
+class Controlled(Policy):
+    """The controller itself, among the drafters there are and nobody."""
+
+    settings: ControlSettings = field(default_factory=ControlSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class Depths(Policy, ABC):
+    """Decides how many levels a round drafts."""
 
     @property
     def nodes(self) -> int | None:
@@ -61,7 +77,7 @@ class Policy(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed(Policy):
+class Fixed(Depths):
     """The same depth in every round, 0 being plain decoding, and one budget of nodes or shape."""
 
     depth: int = 0
@@ -84,7 +100,7 @@ class Fixed(Policy):
 
 
 @dataclass(frozen=True, slots=True)
-class Threshold(Policy):
+class Threshold(Depths):
     """Drafts on until a token was less likely than that under the draft's own law; it stays."""
 
     least: float = 0.0
@@ -100,7 +116,7 @@ class Threshold(Policy):
 
 
 @dataclass(frozen=True, slots=True)
-class Expected(Policy):
+class Expected(Depths):
     """The depth of most expected tokens for its time, by what was kept in past rounds."""
 
     def levels(self, view: View, past: Acceptance) -> int:
@@ -114,10 +130,11 @@ class Expected(Policy):
 
 
 @dataclass(frozen=True, slots=True)
-class Oracle(Policy):
+class Oracle(Depths):
     """Drafts what will be kept and nothing else, or nothing where that is cheaper.
 
-    Of all walks through the text it takes the quickest, which is found from the end.
+    Of all walks through the text it takes the quickest, which is found from the end; of several
+    drafters whoever makes it quicker in each round.
     """
 
     @property
@@ -138,42 +155,80 @@ FORMS = {
     "tree:K,N": "trees of K levels and N nodes",
     "threshold:P": "until a token is less likely than P to the draft",
     "expected": "the depth that pays best by past rounds",
+    "auto": "what the controller chooses among the traced drafters",
     "oracle": "what will be kept, and nothing else",
+    "DRAFTER:K": "K levels of one of several traced drafters; DRAFTER:POLICY is that policy with "
+    "that drafter",
 }
 """What a policy may be called, and what it does."""
 
 
-def policy_of(spec: str) -> Policy | None:
+OWN = ("depth", "tree", "threshold", "expected", "auto", "oracle")
+"""Those that can be one drafter's."""
+
+
+def policy_of(spec: str, drafters: Collection[str] = ()) -> Policy | None:
     """The policy of a name; None for `traced`.
+
+    Args:
+        spec: one of `FORMS`.
+        drafters: names that some drafters go by beside the kinds there are.
 
     Raises:
         InvalidConfig: an unknown name, with the nearest known one, or numbers that make no policy.
     """
-    kind, _, rest = spec.partition(":")
+    if spec == "traced":
+        return None
+    if spec == "none":
+        return Fixed(spec)
     try:
-        if kind == "traced" and not rest:
-            return None
-        if kind == "none" and not rest:
-            return Fixed(spec)
-        if kind == "depth":
-            return Fixed(spec, _whole("depth", rest))
-        if kind == "tree":
-            depth, _, nodes = rest.partition(",")
-            return Fixed(spec, _whole("depth", depth), _whole("nodes", nodes))
-        if kind == "threshold":
-            least = float(rest)
-            check_between("threshold", least, 0.0, 1.0)
-            return Threshold(spec, least)
-        if kind == "expected" and not rest:
-            return Expected(spec)
-        if kind == "oracle" and not rest:
-            return Oracle(spec)
+        found = _parsed(spec, spec)
+        if found is not None:
+            return found
+        drafter, own = _of_drafter(spec, drafters)
+        found = None if drafter is None else _parsed(spec, own, drafter)
     except ValueError as error:
         raise InvalidConfig(f"policy {spec!r}: {error}; policies are {', '.join(FORMS)}") from error
-    raise InvalidConfig(
-        f"policy {spec!r} does not exist; policies are {', '.join(FORMS)}"
-        + nearest(kind, [form.partition(":")[0] for form in FORMS])
-    )
+    if found is None:
+        kind = spec.partition(":")[0]
+        raise InvalidConfig(
+            f"policy {spec!r} does not exist; policies are {', '.join(FORMS)}"
+            + nearest(kind, [form.partition(":")[0] for form in FORMS])
+        )
+    return found
+
+
+def _parsed(name: str, spec: str, drafter: str | None = None) -> Policy | None:
+    """The policy of one of the names in `OWN`; None where it is another."""
+    kind, _, rest = spec.partition(":")
+    if kind == "depth":
+        return Fixed(name, _whole("depth", rest), drafter=drafter)
+    if kind == "tree":
+        depth, _, nodes = rest.partition(",")
+        return Fixed(name, _whole("depth", depth), _whole("nodes", nodes), drafter=drafter)
+    if kind == "threshold":
+        least = float(rest)
+        check_between("threshold", least, 0.0, 1.0)
+        return Threshold(name, least, drafter=drafter)
+    plain = {"expected": Expected, "auto": Controlled, "oracle": Oracle}
+    return plain[spec](name, drafter=drafter) if spec in plain else None
+
+
+def _of_drafter(spec: str, drafters: Collection[str]) -> tuple[str | None, str]:
+    """The drafter that a policy begins with, None where there is none, and the policy behind it.
+
+    A drafter's name may have a colon of its own.
+    """
+    parts = spec.split(":")
+    for end in range(1, len(parts)):
+        name, own = ":".join(parts[:end]), ":".join(parts[end:])
+        if own.isdecimal():
+            own = f"depth:{own}"
+        kinds = {part.partition(":")[0] for part in name.split("+")}
+        known = name in drafters or kinds <= {*KINDS} - {"none", "auto"}
+        if known and own.partition(":")[0] in OWN:
+            return name, own
+    return None, spec
 
 
 def _whole(name: str, text: str) -> int:

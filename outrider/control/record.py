@@ -9,7 +9,6 @@ from outrider.config import SamplingParams
 from outrider.control.controller import Controller
 from outrider.control.observe import Observed, observing
 from outrider.control.trace import TextSettings, TracedRound, TracedText
-from outrider.drafters import Drafter
 from outrider.engine import Requests
 from outrider.engine.settings import resolve_rule
 from outrider.errors import InvalidConfig
@@ -57,23 +56,48 @@ def observed(requests: Requests, asked: Asked) -> list[TracedText]:
     Raises:
         InvalidConfig: a controller drafts.
     """
-    check_observable(requests.engine.choice.of(asked.drafter))
-    rule = resolved(requests, asked)
-    with observing(rule, lossless=requests.lossless) as watched:
-        return _made(requests, asked, watched.name, watched)
-
-
-def check_observable(drafter: Drafter) -> None:
-    """Refuses a controller: it goes by what was kept, and of an observed text nothing is.
-
-    Raises:
-        InvalidConfig: it is one.
-    """
+    drafter = requests.engine.choice.of(asked.drafter)
     if isinstance(drafter, Controller):
         raise InvalidConfig(
             f"drafter={drafter.name!r} chooses by what was kept, and of an observed text nothing "
-            "is: name one drafter, such as draft or ngram"
+            "is: name one drafter, such as draft or ngram, or observe several (`observed_by`)"
         )
+    rule = resolved(requests, asked)
+    with observing(rule, drafter, lossless=requests.lossless) as watched:
+        return _made(requests, asked, watched.name, watched)
+
+
+def observed_by(requests: Requests, asked: Asked, drafters: Sequence[str]) -> list[TracedText]:
+    """The same texts with a guess of each drafter behind every token, one drafter after another.
+
+    Raises:
+        InvalidConfig: one of them is a controller, or not loaded.
+    """
+    rule, seed = resolved(requests, asked), asked.sampling.seed
+    own = replace(asked.sampling, seed=fresh_seed() >> 1 if seed is None else seed)
+    return [
+        text
+        for name in drafters
+        for text in observed(requests, replace(asked, sampling=own, rule=rule, drafter=name))
+    ]
+
+
+def alternatives_of(requests: Requests) -> list[str]:
+    """Names of the drafters that the engine's controller chooses among; none where there is none.
+
+    Raises:
+        InvalidConfig: two of them go by one name.
+    """
+    drafter = requests.engine.drafter
+    if not isinstance(drafter, Controller):
+        return []
+    names = [one.name for one in drafter.drafters]
+    if len(set(names)) < len(names):
+        raise InvalidConfig(
+            f"drafter={drafter.name!r} has two drafters of one name among {', '.join(names)}; "
+            "observe one at a time"
+        )
+    return names
 
 
 def timed(
@@ -167,8 +191,9 @@ def settings_of(
     """How a text of these requests is made, for its trace."""
     trees = requests.engine.trees
     limit = asked.sampling.max_tokens
+    drafter = requests.engine.choice.of(asked.drafter)
     return TextSettings(
-        drafter=requests.engine.choice.of(asked.drafter).name,
+        drafter=drafter.name,
         rule=resolved(requests, asked),
         depth=asked.depth,
         temperature=asked.sampling.temperature,
@@ -177,4 +202,5 @@ def settings_of(
         observed=observed,
         width=None if trees is None else trees.width,
         nodes=None if trees is None else trees.nodes,
+        certain=drafter.certain,
     )

@@ -1,279 +1,23 @@
-"""Replay: what another policy would have done with traced texts, and how long it would have taken.
+"""Replay: what another policy would have done with traced texts, and how long that takes.
 
-Behind every token of an observed text stands a guess, so any depth up to the traced one walks
-through it exactly as it would have run, under `greedy`, `match` and `coupled`. Under `token` and
-`block` it is known of each token of the text how likely target and draft thought it, and with that
-the law of what is kept, given the text: `token` keeps i tokens or more with the product of
-min(1, q / p), `block` with the least of 1 and q / p of all paths up to there. That takes each
-level's law to be the one of a round begun there, as a draft model's is; a head feeds on its own
-features from the second level on, and is promised too much. Of what is certain (look-ups) that part
-is kept which the text has too: a point mass that was rejected never stands there. Trees under rules
-in law keep what the rule would have kept of those that were drawn, which is near.
-
-Of a text that was traced as it ran guesses are known where rounds began and, of chains, inside of
-what was kept; where a walk comes to stand elsewhere nothing counts as kept, and such rounds are
-counted.
+What is known of the guesses stands in `guesses`, policies in `policies`, the controller's turn in
+`rehearse`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import takewhile
-
-import numpy as np
+from itertools import combinations
 
 from outrider.control.acceptance import Acceptance
 from outrider.control.costs import Costs
-from outrider.control.policies import Oracle, Policy, Threshold, View
-from outrider.control.trace import TracedRound, TracedText
+from outrider.control.fit import levels_of
+from outrider.control.guesses import IN_LAW, Drafted, Guesses, Watched, together
+from outrider.control.policies import Controlled, Depths, Fixed, Oracle, Policy, Threshold, View
+from outrider.control.rehearse import rehearse
+from outrider.control.replayed import Replayed, Step
+from outrider.control.trace import TracedText
 from outrider.errors import InvalidConfig
-
-IN_LAW = ("token", "block")
-"""Rules under which a text and what is kept of a draft go together in law alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Drafted:
-    """A draft of so many levels at one place: its nodes, how many levels it has and would keep."""
-
-    levels: int
-    nodes: int
-    kept: int
-    known: bool = True
-
-
-@dataclass(frozen=True)
-class Guesses:
-    """What is known of the guesses behind each token of a text.
-
-    `draw` is which of the outcomes that have the same law.
-    """
-
-    text: TracedText
-    draw: int = 0
-
-    @cached_property
-    def _tokens(self) -> list[int]:
-        return self.text.tokens
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the text."""
-        return len(self._tokens)
-
-    def _kept(self, one: TracedRound) -> tuple[int, ...]:
-        """Rows that the rule keeps of what a round drafted."""
-        drawn = any(prob is not None for prob in one.trace.draft_probs)
-        if one.would is None or drawn or self.text.settings.rule not in IN_LAW:
-            return one.path
-        made = one.trace.position - self.text.settings.prompt_tokens
-        pairs = zip(one.trace.tokens, self._tokens[made:], strict=False)
-        alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        return tuple(range(1, alike + 1))
-
-    @cached_property
-    def _at(self) -> dict[int, tuple[TracedRound, int]]:
-        """By tokens made so far: the round that drafted there, and how many levels before."""
-        found: dict[int, tuple[TracedRound, int]] = {}
-        for one in self.text.rounds:
-            made = one.trace.position - self.text.settings.prompt_tokens
-            chain = list(one.trace.parents) == list(range(len(one.trace.parents)))
-            inside = len(one.path) if chain and one.would is None else 0
-            for above in range(inside + 1):
-                found.setdefault(made + above, (one, above))
-            # A round knows best what it drafted itself.
-            found[made] = one, 0
-        return found
-
-    @cached_property
-    def _uniforms(self) -> list[float]:
-        """What decides, for each number of tokens made."""
-        return np.random.default_rng(self.draw).random(self.num_tokens + 1).tolist()
-
-    @cached_property
-    def _ratios(self) -> list[float | None] | None:
-        """q / p of each token of the text, None where q is unknown; None under other rules."""
-        if self.text.settings.rule not in IN_LAW:
-            return None
-        ratios: list[float | None] = []
-        for one in self.text.rounds:
-            trace = one.trace
-            pairs = [
-                *((trace.draft_probs[row - 1], trace.target_probs[row - 1]) for row in trace.path),
-                (trace.added_draft_prob, trace.added_prob),
-            ][: trace.kept]
-            ratios += [None if q is None else q / p for q, p in pairs]
-        drawn = any(ratio is not None for ratio in ratios)
-        return ratios if drawn else None
-
-    def _by_law(self, made: int, levels: int) -> Drafted:
-        """A chain under `token` or `block`: what is kept of it, by the law of that."""
-        assert self._ratios is not None
-        one = self._at.get(made, (None, 0))[0]
-        if one is not None and one.would is not None:
-            levels = min(levels, len(one.trace.tokens))
-        product, chance, kept = 1.0, 1.0, 0
-        for ratio in self._ratios[made : made + levels]:
-            if ratio is None:
-                return Drafted(levels, levels, kept, known=False)
-            if self.text.settings.rule == "token":
-                chance *= min(1.0, ratio)
-            else:
-                product *= ratio
-                chance = min(chance, product)
-            if self._uniforms[made] >= chance:
-                break
-            kept += 1
-        return Drafted(levels, levels, kept)
-
-    def _shaped(self, made: int, levels: int, shape: tuple[int, ...]) -> Drafted:
-        """A draft of one shape: of each row it has as many children as the shape has there."""
-        one, _ = self._at[made]
-        places = {0: 0}
-        ranks = _ranks(shape)
-        inside = [depth for depth in _depths(shape)[1:] if depth <= levels]
-        for row, (parent, rank) in enumerate(_ranks(one.trace.parents), start=1):
-            if parent in places and (places[parent], rank) in ranks:
-                places[row] = ranks.index((places[parent], rank)) + 1
-        kept = 0
-        for row in one.path[:levels]:
-            if row not in places:
-                break
-            kept += 1
-        return Drafted(max(inside, default=0), len(inside), kept)
-
-    def draft(
-        self,
-        made: int,
-        levels: int,
-        nodes: int | None = None,
-        shape: tuple[int, ...] | None = None,
-    ) -> Drafted:
-        """A draft behind `made` tokens, of so many levels and nodes at most, or of a shape."""
-        if levels == 0:
-            return Drafted(0, 0, 0)
-        if shape is not None and made in self._at:
-            return self._shaped(made, levels, shape)
-        if self._ratios is not None:
-            return self._by_law(made, levels)
-        if made not in self._at:
-            return Drafted(levels, levels if nodes is None else nodes, 0, known=False)
-        one, above = self._at[made]
-        depths = _depths(one.trace.parents)
-        inside = [
-            row for row, depth in enumerate(depths[1:], start=1) if above < depth <= above + levels
-        ]
-        worths = one.trace.worths
-        if nodes is not None and worths is not None:
-            inside = sorted(sorted(inside, key=lambda row: (-worths[row - 1], row))[:nodes])
-        own = set(inside)
-        kept = 0
-        for row in self._kept(one)[above:]:
-            if row not in own:
-                break
-            kept += 1
-        deepest = max((depths[row] for row in inside), default=above) - above
-        # Past the end of what was drafted there, nobody knows.
-        cut = above > 0 and deepest < levels and kept == deepest
-        return Drafted(deepest, len(inside), kept, known=not cut)
-
-    def path(self, made: int) -> tuple[int, ...]:
-        """Rows that the rule keeps of the draft behind `made` tokens."""
-        return self._at[made][0].path if made in self._at else ()
-
-    def by_worth(self, made: int, levels: int) -> list[int]:
-        """Rows of the first levels of a tree, the most promising first; as drawn where none is."""
-        if made not in self._at:
-            return []
-        trace = self._at[made][0].trace
-        depths, worths = _depths(trace.parents), trace.worths
-        rows = [row for row in range(1, len(depths)) if depths[row] <= levels]
-        return rows if worths is None else sorted(rows, key=lambda row: (-worths[row - 1], row))
-
-    def draft_probs(self, made: int) -> tuple[float, ...]:
-        """Of a chain the tokens' probabilities under the draft's law; empty where it is certain."""
-        if made not in self._at:
-            return ()
-        one, above = self._at[made]
-        probs: list[float] = []
-        for prob in one.trace.draft_probs[above:]:
-            if prob is None:
-                return ()
-            probs.append(prob)
-        return tuple(probs)
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A round of a replayed text: tokens made before it, what it drafted and kept, its seconds."""
-
-    made: int
-    levels: int
-    nodes: int
-    kept: int
-    seconds: float
-    known: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Replayed:
-    """What a policy would have done with some texts.
-
-    Attributes:
-        policy: its name.
-        oracle: whether it looks into the future.
-        steps: of each text.
-        prompt_s: seconds of reading prompts.
-    """
-
-    policy: str
-    oracle: bool
-    steps: tuple[tuple[Step, ...], ...]
-    prompt_s: float
-    wall_s: float = field(default=0.0)
-
-    @property
-    def tokens(self) -> int:
-        """Made in all."""
-        return sum(step.kept + 1 for text in self.steps for step in text)
-
-    @property
-    def rounds(self) -> int:
-        """Rounds of all texts."""
-        return sum(map(len, self.steps))
-
-    @property
-    def drafted(self) -> int:
-        """Drafted tokens."""
-        return sum(step.nodes for text in self.steps for step in text)
-
-    @property
-    def accepted(self) -> int:
-        """Drafted tokens that were kept."""
-        return sum(step.kept for text in self.steps for step in text)
-
-    @property
-    def unknown(self) -> int:
-        """Rounds of which the trace does not say all that would have been kept."""
-        return sum(not step.known for text in self.steps for step in text)
-
-    @property
-    def seconds(self) -> float:
-        """All rounds, and prompts."""
-        return self.wall_s + self.prompt_s
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Of all texts, prompts included."""
-        return self.tokens / self.seconds
-
-    @property
-    def mean_acceptance_length(self) -> float:
-        """Tokens of a round that drafts, the target's own included."""
-        own = [step.kept + 1 for text in self.steps for step in text if step.nodes]
-        return sum(own) / len(own) if own else 1.0
 
 
 def replay(
@@ -287,15 +31,16 @@ def replay(
     """Walks through texts as a policy would, `batch` of them at a time.
 
     Args:
-        texts: traced ones.
-        policy: how far to draft; None takes what was run, and the time that it took.
+        texts: traced ones; of one that several drafters were observed at, each with its own.
+        policy: what to draft; None takes what was run, and the time that it took.
         costs: what rounds take.
         batch: texts that share rounds.
         draw: which of the outcomes that have the same law, where what is kept has one.
 
     Raises:
         InvalidConfig: no text; what was run, of observed texts; an oracle for several texts; a
-            threshold under `token` or `block`.
+            threshold under `token` or `block`; a drafter that was not traced, or none named where
+            there are several; and what `rehearse` refuses.
     """
     if not texts:
         raise InvalidConfig("no text to replay; trace one with `outrider generate --trace FILE`")
@@ -309,27 +54,55 @@ def replay(
             f"({', '.join(IN_LAW)}) are not those of the text; replay depths, or trace under "
             "coupled"
         )
-    guesses = [Guesses(text, draw * len(texts) + i) for i, text in enumerate(texts)]
+    watched = [_of_policy(one, policy) for one in together(texts, draw)]
+    if isinstance(policy, Controlled):
+        return rehearse(watched, policy, costs, batch=batch)
+    assert isinstance(policy, Depths)
     steps: list[tuple[Step, ...]] = []
-    wall_s = 0.0
-    for first in range(0, len(guesses), batch):
-        group = [_Walk(one, policy, costs) for one in guesses[first : first + batch]]
+    wall_s = prompt_s = 0.0
+    for first in range(0, len(watched), batch):
         if isinstance(policy, Oracle):
-            wall_s += sum(walk.quickest() for walk in group)
-        else:
-            while going := [walk for walk in group if walk.room >= 0]:
-                wall_s += _together(going, costs)
+            found, read_s = _quickest(watched[first], costs)
+            steps.append(tuple(found))
+            wall_s, prompt_s = wall_s + sum(step.seconds for step in found), prompt_s + read_s
+            continue
+        group = [_Walk(one, policy, costs) for one in watched[first : first + batch]]
+        while going := [walk for walk in group if walk.room >= 0]:
+            wall_s += _together(going, costs)
         steps += [tuple(walk.steps) for walk in group]
-    prompt_s = sum(_prompt_s(text, policy, costs) for text in texts)
+        prompt_s += sum(walk.prompt_s for walk in group)
     return Replayed(policy.name, policy.oracle, tuple(steps), prompt_s, wall_s)
 
 
-class _Walk:
-    """One text under way."""
+def _of_policy(watched: Watched, policy: Policy) -> Watched:
+    """The guesses of those whom a policy may ask."""
+    if policy.drafter is not None:
+        if policy.drafter not in watched:
+            raise InvalidConfig(
+                f"policy {policy.name!r}: behind a text stands no guess of {policy.drafter!r}, but "
+                f"of {', '.join(watched)}; trace with --observe --drafter "
+                f"{','.join((*watched, policy.drafter))}"
+            )
+        return {policy.drafter: watched[policy.drafter]}
+    open_to_all = _is_plain(policy) or isinstance(policy, Oracle | Controlled)
+    if len(watched) > 1 and not open_to_all:
+        raise InvalidConfig(
+            f"policy {policy.name!r} names no drafter, and {', '.join(watched)} were traced; "
+            f"say {next(iter(watched))}:{policy.name}"
+        )
+    return watched
 
-    def __init__(self, guesses: Guesses, policy: Policy, costs: Costs) -> None:
-        self.guesses, self.policy, self.costs = guesses, policy, costs
-        self.settings = guesses.text.settings
+
+def _is_plain(policy: Policy) -> bool:
+    return isinstance(policy, Fixed) and policy.depth == 0
+
+
+class _Walk:
+    """One text under way, with one drafter."""
+
+    def __init__(self, watched: Watched, policy: Depths, costs: Costs) -> None:
+        self.guesses, self.policy, self.costs = next(iter(watched.values())), policy, costs
+        self.settings = self.guesses.text.settings
         self.made = 0
         self.past = Acceptance()
         self.steps: list[Step] = []
@@ -340,56 +113,39 @@ class _Walk:
         left = self.guesses.num_tokens - self.made - 1
         return min(left, self.settings.depth)
 
-    def context(self, made: int) -> int:
-        return self.settings.prompt_tokens + made
+    @property
+    def context(self) -> int:
+        """Tokens of the text as it stands."""
+        return self.settings.prompt_tokens + self.made
 
-    def round_s(self, made: int, drafted: Drafted) -> float:
-        """Seconds of a round by itself."""
-        name = self.settings.drafter if drafted.nodes else None
-        return self.costs.round_s(
-            name, levels=drafted.levels, nodes=drafted.nodes, context=self.context(made)
-        )
+    @property
+    def prompt_s(self) -> float:
+        """Reading the prompt, by the drafter too where the policy drafts at all."""
+        read_s = _prompt_s(self.guesses, self.costs)
+        return read_s if _is_plain(self.policy) else read_s + _reading_s(self.guesses, self.costs)
 
-    def drafted(self, made: int, levels: int) -> Drafted:
-        return self.guesses.draft(made, levels, self.policy.nodes, self.policy.shape)
+    def drafted(self, levels: int) -> Drafted:
+        """What would be drafted now."""
+        return self.guesses.draft(self.made, levels, self.policy.nodes, self.policy.shape)
 
     def next(self) -> Drafted:
         """What the policy drafts now."""
-        at = self.made
         view = View(
             self.room,
-            self.guesses.draft_probs(at),
-            lambda levels: self.round_s(at, self.drafted(at, levels)),
-            lambda levels: self.drafted(at, levels).kept,
+            self.guesses.draft_probs(self.made),
+            lambda levels: _round_s(self.guesses, self.costs, self.made, self.drafted(levels)),
+            lambda levels: self.drafted(levels).kept,
         )
         asked = self.policy.levels(view, self.past)
-        found = self.drafted(at, asked)
+        found = self.drafted(asked)
         if asked:
             self.past = self.past.saw(found.kept, asked)
         return found
 
     def take(self, drafted: Drafted, seconds: float) -> None:
         """A round is over."""
-        step = Step(self.made, drafted.levels, drafted.nodes, drafted.kept, seconds, drafted.known)
-        self.steps.append(step)
+        self.steps.append(_step(self.made, drafted, seconds, self.guesses.drafter))
         self.made += drafted.kept + 1
-
-    def quickest(self) -> float:
-        """Takes the walk of the least time through the whole text; its seconds."""
-        end = self.guesses.num_tokens
-        best: list[tuple[float, Drafted]] = [(0.0, Drafted(0, 0, 0))] * (end + 1)
-        for made in reversed(range(end)):
-            room = min(end - made - 1, self.settings.depth)
-            ways: list[tuple[float, Drafted]] = []
-            for levels in range(room + 1):
-                found = self.drafted(made, levels)
-                after = best[made + found.kept + 1][0]
-                ways.append((self.round_s(made, found) + after, found))
-            best[made] = min(ways, key=lambda way: way[0])
-        while self.made < end:
-            found = best[self.made][1]
-            self.take(found, self.round_s(self.made, found))
-        return best[0][0]
 
 
 def _together(walks: list[_Walk], costs: Costs) -> float:
@@ -397,10 +153,9 @@ def _together(walks: list[_Walk], costs: Costs) -> float:
     drafts = [walk.next() for walk in walks]
     levels = max(one.levels for one in drafts)
     nodes = sum(one.nodes for one in drafts)
-    context = sum(walk.context(walk.made) for walk in walks) // len(walks)
-    name = walks[0].settings.drafter
+    context = sum(walk.context for walk in walks) // len(walks)
     size = len(walks)
-    drafted_s = costs.draft_s(name, levels, nodes) if levels else 0.0
+    drafted_s = costs.draft_s(walks[0].guesses.drafter, levels, nodes) if levels else 0.0
     seconds = (
         drafted_s
         + costs.score_s(size + nodes, size, context)
@@ -412,15 +167,73 @@ def _together(walks: list[_Walk], costs: Costs) -> float:
     return seconds
 
 
-def _prompt_s(text: TracedText, policy: Policy, costs: Costs) -> float:
-    """Reading the prompt, by the drafter too where the policy drafts at all."""
-    settings = text.settings
-    seconds = settings.prompt_tokens * costs.prompt_token_s
-    drafts = not (policy.name == "none" or policy.nodes == 0)
-    known = costs.drafts.get(settings.drafter)
-    if drafts and known is not None:
-        seconds += settings.prompt_tokens * known.prompt_token_s
-    return seconds
+def _quickest(watched: Watched, costs: Costs) -> tuple[list[Step], float]:
+    """The walk of the least time through a text, whoever guesses; and what reading prompts takes.
+
+    Who has to read the prompt first reads it once, or is never asked.
+    """
+    own = list(watched.values())
+    dear = [one for one in own if _reading_s(one, costs)]
+    free = [one for one in own if not _reading_s(one, costs)]
+    ways = [
+        (_quickest_of(own[0], [*free, *some], costs), sum(_reading_s(one, costs) for one in some))
+        for num in range(len(dear) + 1)
+        for some in combinations(dear, num)
+    ]
+    steps, reading_s = min(ways, key=lambda way: sum(step.seconds for step in way[0]) + way[1])
+    return steps, _prompt_s(own[0], costs) + reading_s
+
+
+def _quickest_of(text: Guesses, asked: Sequence[Guesses], costs: Costs) -> list[Step]:
+    """The same with some of the drafters, from the end to the beginning."""
+    end = text.num_tokens
+    best: list[tuple[float, Step | None]] = [(0.0, None)] * (end + 1)
+    for made in reversed(range(end)):
+        room = min(end - made - 1, text.text.settings.depth)
+        drafts = [(text, Drafted(0, 0, 0))]
+        drafts += [(one, one.draft(made, levels)) for one in asked for levels in range(1, room + 1)]
+        ways: list[tuple[float, Step]] = []
+        for one, found in drafts:
+            step = _step(made, found, _round_s(one, costs, made, found), one.drafter)
+            ways.append((step.seconds + best[made + step.kept + 1][0], step))
+        best[made] = min(ways, key=lambda way: way[0])
+    steps: list[Step] = []
+    while (step := best[steps[-1].made + steps[-1].kept + 1 if steps else 0][1]) is not None:
+        steps.append(step)
+    return steps
+
+
+def _round_s(guesses: Guesses, costs: Costs, made: int, drafted: Drafted) -> float:
+    """Seconds of a round of one text by itself."""
+    return costs.round_s(
+        guesses.drafter if drafted.nodes else None,
+        levels=drafted.levels,
+        nodes=drafted.nodes,
+        context=guesses.text.settings.prompt_tokens + made,
+    )
+
+
+def _step(made: int, drafted: Drafted, seconds: float, drafter: str) -> Step:
+    return Step(
+        made,
+        drafted.levels,
+        drafted.nodes,
+        drafted.kept,
+        seconds,
+        drafted.known,
+        drafter if drafted.nodes else None,
+    )
+
+
+def _prompt_s(guesses: Guesses, costs: Costs) -> float:
+    """The target's reading of the prompt."""
+    return guesses.text.settings.prompt_tokens * costs.prompt_token_s
+
+
+def _reading_s(guesses: Guesses, costs: Costs) -> float:
+    """The drafter's."""
+    known = costs.drafts.get(guesses.drafter)
+    return 0.0 if known is None else guesses.text.settings.prompt_tokens * known.prompt_token_s
 
 
 def _as_run(texts: Sequence[TracedText]) -> Replayed:
@@ -435,21 +248,10 @@ def _as_run(texts: Sequence[TracedText]) -> Replayed:
         own: list[Step] = []
         for one in text.rounds:
             made = one.trace.position - text.settings.prompt_tokens
-            levels = max(_depths(one.trace.parents))
             seconds = (one.seconds + text.settings.other_s) / one.trace.num_texts
-            own.append(Step(made, levels, len(one.trace.tokens), one.trace.kept - 1, seconds))
+            nodes, kept = len(one.trace.tokens), one.trace.kept - 1
+            drafter = one.trace.drafters[0] if nodes else None
+            own.append(Step(made, levels_of(one), nodes, kept, seconds, drafter=drafter))
         steps.append(tuple(own))
     wall_s = sum(step.seconds for text in steps for step in text)
     return Replayed("traced", False, tuple(steps), 0.0, wall_s)
-
-
-def _ranks(parents: Sequence[int]) -> list[tuple[int, int]]:
-    """Of each node its parent's row and its place among the children there."""
-    return [(parent, list(parents[:j]).count(parent)) for j, parent in enumerate(parents)]
-
-
-def _depths(parents: Sequence[int]) -> list[int]:
-    depths = [0]
-    for parent in parents:
-        depths.append(depths[parent] + 1)
-    return depths

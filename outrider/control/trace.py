@@ -16,7 +16,7 @@ from typing import IO, Any
 from outrider.errors import InvalidConfig
 from outrider.types import RoundTrace
 
-VERSION = 1
+VERSION = 2
 """Of the lines; another one is not read."""
 
 
@@ -34,6 +34,7 @@ class TextSettings:
         observed: whether nothing was kept, so that there is a guess behind every token.
         width, nodes: of drafted trees; None for chains.
         other_s: seconds of a round that no stage of it holds; 0 where they were not measured.
+        certain: whether who guessed looks things up, and draws nothing.
     """
 
     drafter: str
@@ -46,6 +47,7 @@ class TextSettings:
     width: int | None = None
     nodes: int | None = None
     other_s: float = 0.0
+    certain: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,7 @@ class Draft:
         kinds: the kinds that occur, known without reading a tensor.
         part_BN: int64, which part of a combination of drafters drafted node j; None where one
             drafter drafted all. No rule looks at it.
+        worth_BN: float64, what each node was judged by; None where none was. No rule looks at it.
     """
 
     tree: TokenTree

@@ -8,8 +8,9 @@ follows the texts' own tokens: after an exception it simply has more to read.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Sequenced
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -171,6 +172,11 @@ class Drafter(ABC):
     def never_asked(self) -> tuple[str, ...]:
         """Names of the models loaded for it that have drafted nothing yet, and nobody knows why."""
         return ()
+
+    @contextmanager
+    def at_least(self, confidence: float) -> Iterator[None]:
+        """A time in which drafts end where it is less sure of a token, if it can tell."""
+        yield
 
     @abstractmethod
     def propose(

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Sequenced
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
@@ -111,6 +112,7 @@ class ModelDrafter(Drafter):
             self._drafted[texts[b].key] = []
         if draws.trees is not None and self.model.scores_trees and members:
             return self._grown(texts, depths, draws, pending)
+        worths: list[list[float]] = [[] for _ in texts]
         for index in range(max(depths, default=0)):
             going = [i for i, b in enumerate(members) if depths[b] > index]
             members = [members[i] for i in going]
@@ -124,9 +126,17 @@ class ModelDrafter(Drafter):
                     self._drafted[texts[b].key].append(Node(b, token, index - 1))
             tokens = draws.sample(logits, members, index)
             pending = [[token] for token in tokens]
-            for b, sure in zip(members, self._sure(logits, tokens), strict=True):
-                depths[b] = depths[b] if sure else 0
-        return draws.drawn()
+            if self.confidence:
+                for b, prob in zip(members, _probs(logits, tokens), strict=True):
+                    worths[b].append(prob * (worths[b][-1] if index else 1.0))
+                    depths[b] = depths[b] if prob >= self.confidence else 0
+        draft = draws.drawn()
+        if not self.confidence:
+            return draft
+        most = draft.tree.num_nodes
+        full = [[*own, *[0.0] * (most - len(own))] for own in worths]
+        worth_BN = torch.tensor(full, dtype=torch.float64).reshape(len(full), most)
+        return replace(draft, worth_BN=worth_BN)
 
     @contextmanager
     def at_least(self, confidence: float) -> Iterator[None]:
@@ -173,13 +183,6 @@ class ModelDrafter(Drafter):
             return self.model.score(rows)[:, : self._width]
 
         return draws.grown(roots_nV[:, : self._width], depths, expand)
-
-    def _sure(self, logits: torch.Tensor, tokens: list[int]) -> list[bool]:
-        """Which of the drafted tokens the draft was sure enough of to go on after them."""
-        if self.confidence == 0:
-            return [True] * len(tokens)
-        inside = torch.tensor(tokens, device=logits.device).clamp(max=logits.shape[-1] - 1)
-        return (softmax_of(logits.float(), inside) >= self.confidence).tolist()
 
     def _pending(self, text: Sequence) -> list[int]:
         handle = self._handles.get(text.key)
@@ -246,6 +249,12 @@ class ModelDrafter(Drafter):
         handle = self._handles.pop(text.key, None)
         if handle is not None:
             self.model.close(handle)
+
+
+def _probs(logits: torch.Tensor, tokens: list[int]) -> list[float]:
+    """How likely the draft thought some drafted tokens, before the request's controls."""
+    inside = torch.tensor(tokens, device=logits.device).clamp(max=logits.shape[-1] - 1)
+    return softmax_of(logits.float(), inside).tolist()
 
 
 def _path(drafted: Sequenced[Node], tokens: Sequenced[int]) -> list[int]:

@@ -37,13 +37,14 @@ class Choice:
     def __init__(self, own: Drafter) -> None:
         self.own = own
         self.plain = NoDrafter()
-        self._made: dict[str, Drafter] = {"auto": own, own.name: own, "none": self.plain}
         # The preferred of two that bear one name stands first; of early-exit:L its kind is one.
         self._parts = {
             name: part
             for part in reversed(parts_of(own))
             for name in (part.name.partition(":")[0], part.name)
         }
+        own_names = {"auto": own, own.name: own, "none": self.plain}
+        self._made: dict[str, Drafter] = {**self._parts, **own_names}
         self._added: list[Drafter] = []
 
     def of(self, spec: str | None) -> Drafter:

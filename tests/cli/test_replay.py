@@ -54,7 +54,7 @@ def test_the_table(outrider: Command, traced: Path) -> None:
     assert lines[0].split()[:2] == ["policy", "tokens/s"]
     assert lines[1].startswith("oracle (sees the future)")
     assert {line.split()[0] for line in lines[1:-1]} == {
-        "none", "depth:1", "depth:2", "depth:4", "expected", "oracle"
+        "none", "depth:1", "depth:2", "depth:4", "expected", "auto", "oracle"
     }  # fmt: skip
     assert lines[-1] == "1 texts, 24 tokens, 1 at a time" and ran.err == ""
 
@@ -78,6 +78,28 @@ def test_a_trace_of_auto_says_that_drafters_are_taken_as_one(
     assert file.stat().st_mode & 0o777 == 0o600
     said = outrider("replay", str(file), "--policy", "none").out
     assert "auto chose among drafters" in said
+
+
+def test_drafters_are_chosen_among(outrider: Command, generate: Command, tmp_path: Path) -> None:
+    file = tmp_path / "both.jsonl"
+    words = ("--drafter", "suffix,ngram", "--depth", "2", "-n", "12")
+    ran = generate(PROMPT, "--trace", str(file), "--observe", *words, "--json")
+    assert ran.code == 0, ran.err
+    picked = ("none", "suffix:2", "ngram:2", "auto", "oracle")
+    asked = [word for one in picked for word in ("--policy", one)]
+    found = json.loads(outrider("replay", str(file), *asked, "--json").out)
+    assert found["texts"] == 1
+    rounds = {one["policy"]: one["rounds_by_drafter"] for one in found["policies"]}
+    assert rounds["none"] == {"none": 12}
+    assert rounds["suffix:2"].keys() <= {"suffix", "none"}
+    assert rounds["auto"].keys() <= {"suffix", "ngram", "none"}
+    stats = json.loads(generate(PROMPT, *words, "--drafter", "ngram", "--json").out)["stats"]
+    assert sum(rounds["ngram:2"].values()) == stats["rounds"] + stats["plain_rounds"]
+    assert [one["policy"] for one in found["policies"] if one["oracle"]] == ["oracle"]
+    table = outrider("replay", str(file)).out
+    assert "ngram:1" in table and "auto" in table and "1 texts, 12 tokens" in table
+    refused = outrider("replay", str(file), "--policy", "recycle:2")
+    assert refused.code == 2 and "no guess of 'recycle'" in refused.err
 
 
 def test_regret_is_drawn(outrider: Command, traced: Path, tmp_path: Path) -> None:

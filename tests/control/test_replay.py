@@ -279,13 +279,13 @@ def test_a_trace_comes_back_from_disk(tmp_path: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o600, "the text is in it"
     lines = file.read_text().splitlines(keepends=True)
     first, second = json.loads(lines[0]), json.loads(lines[1])
-    assert first["trace"] == 1 and first["width"] == 2 and second["round"] == 0
+    assert first["trace"] == 2 and first["width"] == 2 and second["round"] == 0
     # A kill in the middle of a line loses that line.
     file.write_text("".join(lines[:3]) + lines[3][:40])
     (cut,) = read_trace(file)
     assert cut.rounds == texts[0].rounds[:2]
-    file.write_text(lines[0].replace('"trace": 1', '"trace": 2'))
-    with pytest.raises(InvalidConfig, match="version 2; 1 is read"):
+    file.write_text(lines[0].replace('"trace": 2', '"trace": 1'))
+    with pytest.raises(InvalidConfig, match="version 1; 2 is read"):
         read_trace(file)
     row = next(line for line in lines if '"parents": [0' in line)
     for wrong in ('"parents": [9', '"parents": [-1', '"parents": [0, 0, 0, 0, 0, 0'):
@@ -316,7 +316,8 @@ def test_what_is_no_policy_is_refused(spec: str, said: str) -> None:
     with pytest.raises(InvalidConfig, match=said):
         policy_of(spec)
     for known in FORMS:
-        policy_of(known.replace("K,N", "3,5").replace("K", "3").replace("P", "0.5"))
+        known = known.replace("K,N", "3,5").replace("K", "3").replace(":P", ":0.5")
+        policy_of(known.replace("DRAFTER", "draft"))
 
 
 def test_a_controller_is_not_observed() -> None:
