@@ -147,8 +147,9 @@ class Counts:
 
     def survival(self, depth: int) -> list[float]:
         """P(the first i tokens kept), i from 1 to at least `depth`; kept until the next round."""
-        if len(self._survival) < depth or self._survival_of != self.stamp:
-            self._survival_of = self.stamp
+        stamp = self._count if self._like is None else self.stamp
+        if len(self._survival) < depth or self._survival_of != stamp:
+            self._survival_of = stamp
             chance, along = 1.0, list[float]()
             for rate in self.conditional(depth):
                 chance *= rate

@@ -48,8 +48,9 @@ class Book:
         own = self._luck.get(text)
         if own is not None:
             return own
-        unseen = self._like is not None and not self.drafted
-        return self._like._luck_of(text) if unseen else self._overall
+        if self._like is None or self.drafted:
+            return self._overall
+        return self._like._luck_of(text)
 
     def counts(self, cell: int) -> Counts:
         """The counts of a class."""

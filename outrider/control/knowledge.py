@@ -242,11 +242,11 @@ class Knowledge:
         for b, (text, offered) in enumerate(zip(view.texts, done.offered, strict=True)):
             if done.served[b] is None or not offered:
                 continue
-            whose = (None, False) if done.taken[b] else (plan.arm, plan.trees is not None)
-            found = self.guards.get((*whose, text.key, None))
+            arm, trees = (None, False) if done.taken[b] else (plan.arm, plan.trees is not None)
+            own = (arm, trees, text.key, None)
+            found = self.guards.get(own)
             if found is None:
-                found = Guard(ENOUGH_OF_TEXT, MARGIN_OF_TEXT)
-                self.guards[*whose, text.key, None] = found
+                found = self.guards[own] = Guard(ENOUGH_OF_TEXT, MARGIN_OF_TEXT)
             spent_s = own_s + row_s * offered
             gained_s = own_s * (1 + done.kept.get(text.key, 0))
             found.saw(self.now, gained_s, spent_s, spent_s)

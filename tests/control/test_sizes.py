@@ -7,6 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from outrider.cli.generate import _chosen
+from outrider.control.book import Book
 from outrider.control.rounds import Round
 from outrider.control.sizes import Grown, rows_of, sizes_of
 from outrider.decoding import Draft
@@ -164,3 +166,26 @@ def test_a_tree_tells_what_smaller_ones_would_have_kept() -> None:
     assert grown.kept(0, [9, 9, 7], 0) == ([], 0)
     # A text that ends within what was kept.
     assert grown.kept(0, [9, 9, 2], 3) == ([1], 0)
+
+
+def test_what_was_not_drafted_yet_is_as_good_as_what_is_smaller() -> None:
+    chains = Book()
+    for _ in range(40):
+        chains.saw(7, chains.cell(7), 1, 3)
+    trees = Book(chains)
+    assert trees.cell(7) == chains.cell(7)
+    assert trees.survival(7, 4) == pytest.approx(chains.survival(7, 4)[:4])
+    # It goes on with the chains' until it has rounds of its own, and then by these.
+    chains.saw(7, chains.cell(7), 3, 3)
+    assert trees.survival(7, 4) == pytest.approx(chains.survival(7, 4)[:4])
+    for _ in range(20):
+        trees.saw(7, trees.cell(7), 3, 3)
+    assert trees.survival(7, 3)[2] > 0.7 > 2 * chains.survival(7, 3)[2]
+
+
+def test_the_closing_lines_tell_trees_from_chains() -> None:
+    told = {"rounds": 9, "tokens_per_round": 3.0, "reasons": {"why": 9}, "mean_depth": 4.0}
+    (trees,) = _chosen({"draft": {**told, "mean_nodes": 11.5, "tree_rounds": 6}})
+    (chains,) = _chosen({"draft": {**told, "mean_nodes": 4.0, "tree_rounds": 0}})
+    assert "in 9 rounds of 11.5 tokens on 4.0 levels, 6 with trees, 3.00 tokens a round" in trees
+    assert "in 9 rounds of 4.0 tokens, 3.00 tokens a round" in chains
