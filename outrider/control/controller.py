@@ -194,16 +194,18 @@ class Controller(SeveralDrafters):
         self, texts: Sequenced[Sequence], caps: list[int], draws: RoundDraws
     ) -> list[Offer | None]:
         """Each text's best certain chain, by what the book has of it."""
+        if draws.trees is not None and draws.max_certain:
+            with _bounded(draws, None):
+                return self._offers(texts, caps, draws)
         best: list[Offer | None] = [None] * len(texts)
-        if draws.trees is not None and not draws.max_certain:
+        if draws.trees is not None:
             # The rule takes no certain tokens.
             return best
         worth = [0.0] * len(texts)
         for arm, drafter in enumerate(self.drafters):
             if not drafter.certain:
                 continue
-            with _bounded(draws, None):
-                draft = drafter.propose(texts, caps, draws)
+            draft = drafter.propose(texts, caps, draws)
             serves = self._chooser.serves(arm, texts[0].rule)
             book = self._known.book(arm, texts[0].rule)
             rows = draft.tree.tokens_BN.tolist()

@@ -253,7 +253,8 @@ class Knowledge:
 
     def _keep(self, done: Round) -> None:
         """What was kept of whose tokens."""
-        view, trees, sample = done.view, done.plan.trees, done.plan.only is not None
+        view, plan = done.view, done.plan
+        trees, sample = plan.trees, plan.only is not None
         for b, text in enumerate(view.texts):
             arm, asked, offered = done.served[b], done.asked[b], done.offered[b]
             if arm is None:
