@@ -345,9 +345,11 @@ def _chosen(control: dict[str, Any]) -> Iterator[str]:
     """What the controller chose, how often, and why; nothing where there is none."""
     for name, one in sorted(control.items(), key=lambda item: -item[1]["rounds"]):
         reasons = sorted(one["reasons"].items(), key=lambda item: -item[1])
-        depth = f" of {one['mean_depth']:.1f} tokens" if one["mean_depth"] else ""
+        size = f" of {one['mean_nodes']:.1f} tokens" if one["mean_nodes"] else ""
+        if one["tree_rounds"]:
+            size += f" on {one['mean_depth']:.1f} levels, {one['tree_rounds']} with trees"
         yield (
-            f"chosen: {name} in {one['rounds']} rounds{depth}, "
+            f"chosen: {name} in {one['rounds']} rounds{size}, "
             f"{one['tokens_per_round']:.2f} tokens a round ("
             + ", ".join(f"{num}: {reason}" for reason, num in reasons)
             + ")"

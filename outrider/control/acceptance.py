@@ -102,19 +102,28 @@ class Acceptance:
 
 
 class Counts:
-    """The same counts while they are counted: one record after another would cost too much."""
+    """The same counts while they are counted: one record after another would cost too much.
 
-    def __init__(self, start: Acceptance) -> None:
+    Args:
+        start: what is counted already.
+        like: the counts of drafts that keep no more: what is thought of a position before anything
+            is seen of it here.
+    """
+
+    def __init__(self, start: Acceptance, like: Counts | None = None) -> None:
         self._kept, self._reached = list(start.kept), list(start.reached)
         self._discount, self._prior = start.discount, start.prior
+        self._like = like
+        self._count = 0
         self._survival: list[float] = []
+        self._survival_of = 0
 
     def saw(self, kept: int, asked: int, part: float = 1.0) -> None:
         """One more round: its first `kept` tokens of up to `asked` were kept.
 
         Of one of many texts of a round, `part` of all, so much less is forgotten.
         """
-        self._survival = []
+        self._count += 1
         have, discount = len(self._kept), 1.0 - (1.0 - self._discount) * part
         for i in range(min(kept + 1, asked)):
             if i == have:
@@ -128,7 +137,9 @@ class Counts:
         """P(position i kept | those before it kept)."""
         rates: list[float] = []
         before, weight = self._prior.rate, self._prior.weight
+        others = None if self._like is None else self._like.conditional(depth)
         for i in range(depth):
+            before = before if others is None else others[i]
             if i < len(self._kept):
                 before = (self._kept[i] + weight * before) / (self._reached[i] + weight)
             rates.append(before)
@@ -136,13 +147,20 @@ class Counts:
 
     def survival(self, depth: int) -> list[float]:
         """P(the first i tokens kept), i from 1 to at least `depth`; kept until the next round."""
-        if len(self._survival) < depth:
+        stamp = self._count if self._like is None else self.stamp
+        if len(self._survival) < depth or self._survival_of != stamp:
+            self._survival_of = stamp
             chance, along = 1.0, list[float]()
             for rate in self.conditional(depth):
                 chance *= rate
                 along.append(chance)
             self._survival = along
         return self._survival
+
+    @property
+    def stamp(self) -> int:
+        """Another number whenever something was counted, here or of what these counts are like."""
+        return self._count + (0 if self._like is None else self._like.stamp)
 
     def record(self) -> Acceptance:
         """The counts as they stand."""

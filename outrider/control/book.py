@@ -22,9 +22,19 @@ class Book:
     Luck is a running mean of the share of drafted tokens that were kept, of the first few of each
     round. A new text has the luck of all. Texts of equal luck share their counts, so that a text
     that turns from code to noise finds what is known of noise, and a new one need not be learned.
+
+    Args:
+        like: the book of smaller trees, or chains, of the same drafter: what is known of them is
+            thought of these until they are seen.
+
+    Attributes:
+        drafted, kept: tokens, those of long ago forgotten.
+        at: the round in which it saw something last.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, like: Book | None = None) -> None:
+        self._like = like
+        self.at = 0
         self._cells: dict[int, Counts] = {}
         self._luck: dict[int, float] = {}
         self._overall = START
@@ -32,8 +42,15 @@ class Book:
 
     def cell(self, text: int, offer: int = 0) -> int:
         """The class of a text, and of a certain draft of `offer` tokens."""
-        luck = self._luck.get(text, self._overall)
-        return min(3, int(luck * 4)) + 4 * min(4, offer.bit_length())
+        return min(3, int(self._luck_of(text) * 4)) + 4 * min(4, offer.bit_length())
+
+    def _luck_of(self, text: int) -> float:
+        own = self._luck.get(text)
+        if own is not None:
+            return own
+        if self._like is None or self.drafted:
+            return self._overall
+        return self._like._luck_of(text)
 
     def counts(self, cell: int) -> Counts:
         """The counts of a class."""
@@ -42,7 +59,8 @@ class Book:
             start = Acceptance(
                 discount=DISCOUNT, prior=Prior((CLASSES[cell % 4] + self._overall) / 2, 3.0)
             )
-            found = self._cells[cell] = Counts(start)
+            like = None if self._like is None else self._like.counts(cell)
+            found = self._cells[cell] = Counts(start, like)
         return found
 
     def survival(self, text: int, depth: int, offer: int = 0) -> list[float]:
@@ -67,7 +85,7 @@ class Book:
         if not offered:
             return
         luck_now = min(kept, COUNTED) / min(offered, COUNTED)
-        luck = self._luck.get(text, self._overall)
+        luck = self._luck_of(text)
         self._luck[text] = luck + LUCK_STEP * (luck_now - luck)
         self._overall += OVERALL_STEP * part * (luck_now - self._overall)
         left = 1.0 - (1.0 - DISCOUNT) * part
@@ -76,7 +94,7 @@ class Book:
 
     def idle(self, text: int) -> None:
         """The drafter was asked and had nothing to say: that is bad luck of this text alone."""
-        self._luck[text] = (1.0 - LUCK_STEP) * self._luck.get(text, self._overall)
+        self._luck[text] = (1.0 - LUCK_STEP) * self._luck_of(text)
 
     def drift(self, text: int) -> None:
         """A round without a draft: what was bad luck with the text is forgotten, little by little.

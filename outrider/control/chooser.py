@@ -9,7 +9,10 @@ from outrider.control.knowledge import Knowledge
 from outrider.control.plans import Class, Drawing, Plan, Times
 from outrider.control.rounds import Choice, Stake, View
 from outrider.control.settings import ControlSettings
+from outrider.control.sizes import rows_of, sizes_of
+from outrider.decoding import rule_named
 from outrider.drafters.base import Drafter
+from outrider.tree import TreeBudget
 
 HYSTERESIS = 1.03
 """Another drafter must promise so much more than the one at work."""
@@ -20,6 +23,7 @@ LOOK_AGAIN = 4
 SAMPLE_DEPTH = 2
 
 NOTHING = Plan(None, 0, 0.0, 0.0)
+_CHAINS = (None,)
 TIMED = "plain decoding is timed"
 UNTIMED = "prompts are read, and nothing is timed yet"
 MOST = "it promises most tokens a second"
@@ -90,34 +94,55 @@ class Chooser:
             chances = [() if offer is None else offer.survival for offer in view.offers]
             found.append(plans.certain(times, chances))
         for arm in self._weighed(view):
-            if self._allowed(arm, view) and self.serves(arm, view.rule):
-                found.append(plans.drawn(times, self._drawing(arm, view, times)))
+            if self.serves(arm, view.rule):
+                found.append(self._best_of(arm, view, times))
         return [one for one in found if one is not None]
+
+    def _best_of(self, arm: int, view: View, times: Times) -> Plan | None:
+        """A drafter's best plan: its chains, or its trees of some size; of equals the smaller."""
+        best: Plan | None = None
+        for trees in self._sizes(arm, view):
+            if self._allowed(arm, view, trees=trees is not None):
+                found = plans.drawn(times, self._drawing(arm, view, times, trees))
+                if found is not None and (best is None or found.rate_tok_s > best.rate_tok_s):
+                    best = found
+        return best
+
+    def _sizes(self, arm: int, view: View) -> Sequenced[TreeBudget | None]:
+        """How large a drafter's trees may be, None being chains; those of look-ups are at hand."""
+        if view.trees is None:
+            return _CHAINS
+        certain = self._drafters[arm].certain
+        sizes = sizes_of(view.trees, ranked=certain or _ranked(view))
+        return sizes if certain else (None, *sizes)
 
     def _weighed(self, view: View) -> list[int]:
         """Drafters that are weighed as a whole: those that draw, and of trees all that can."""
         trees = view.trees is not None and view.max_certain > 0
         return [arm for arm, one in enumerate(self._drafters) if trees or not one.certain]
 
-    def _allowed(self, arm: int | None, view: View) -> bool:
+    def _allowed(self, arm: int | None, view: View, *, trees: bool = False) -> bool:
         """Whether the guard lets a choice through; None = look-ups."""
         exempt = self._certain if arm is None else [arm]
-        return self._fallback in exempt or self._known.allows(arm, view)
+        return self._fallback in exempt or self._known.allows(arm, view, trees=trees)
 
-    def _drawing(self, arm: int, view: View, times: Times) -> Drawing:
+    def _drawing(
+        self, arm: int, view: View, times: Times, trees: TreeBudget | None = None
+    ) -> Drawing:
         """A drafter as it stands for the texts that it could draft for."""
         known = self._known
-        book = known.book(arm, view.rule, trees=view.trees is not None)
-        level_s = known.level_s(arm, len(view.texts), times)
+        book = known.book(arm, view.rule, trees)
+        idle = arm != self._at_work or (view.trees is not None and book.at < known.now - 1)
+        level_s = known.level_s(arm, len(view.texts), times, trees)
         token_s = known.token_s(arm, level_s, times)
         classes: dict[tuple[int, int], int] = {}
         reading_s = 0.0
         for b, text in enumerate(view.texts):
             if not view.can_draw(b):
                 continue
-            if arm != self._at_work:
+            if idle:
                 book.drift(text.key)
-            if not known.allows_text(arm, text.key):
+            if not known.allows_text(arm, text.key, trees=trees is not None):
                 continue
             unread = view.unread(arm, b)
             if unread > self._settings.max_depth + 2:
@@ -132,17 +157,15 @@ class Chooser:
                 Class(book.counts(cell).survival(most), cap, num)
                 for (cell, cap), num in classes.items()
             ],
-            known.offered(arm),
-            self._tree_rows(arm, view, most),
+            known.offered(arm) if trees is None else (),
+            None if trees is None else self._rows(arm, view, trees, most),
             reading_s,
+            trees,
         )
 
-    def _tree_rows(self, arm: int, view: View, most: int) -> list[int] | None:
-        """Nodes of a tree by its levels; None for chains."""
-        if view.trees is None:
-            return None
-        nodes = view.max_certain if self._drafters[arm].certain else view.trees.nodes
-        return [min(nodes, view.trees.width * level) for level in range(most + 1)]
+    def _rows(self, arm: int, view: View, trees: TreeBudget, depth: int) -> Sequenced[int]:
+        """Nodes of a tree by its levels."""
+        return rows_of(trees, depth, ranked=self._drafters[arm].certain or _ranked(view))
 
     def _sample(
         self, view: View, times: Times, found: Sequenced[Plan], best: Plan
@@ -154,20 +177,40 @@ class Chooser:
         for kind in (None, *self._weighed(view)):
             chosen = best.depth > 0 and kind == best.arm
             if (
-                chosen
+                (chosen and (kind is None or view.trees is None))
                 or known.due.get(kind, 0) > known.now
                 or not (taken if kind is None else able)
             ):
                 continue
             known.due[kind] = known.now + LOOK_AGAIN
-            plan = taken if kind is None else self._trial(kind, view, times, able, best, taken)
-            assert plan is not None
+            if kind is None:
+                plan = taken
+            elif chosen:
+                plan = self._other_size(kind, view, times, best)
+            else:
+                plan = self._trial(kind, view, times, able, best, taken)
+            if plan is None:
+                continue
             lost_s = plan.expected_s * (1.0 - plan.rate_tok_s / best.rate_tok_s)
             if known.afford(kind, max(0.0, lost_s)):
                 stake = Stake(max(0.0, lost_s), best.rate_tok_s)
                 known.due[kind] = known.now + SAMPLE_EVERY
                 return Choice(plan, SAMPLED, stake)
         return None
+
+    def _other_size(self, arm: int, view: View, times: Times, best: Plan) -> Plan | None:
+        """Chains or the largest trees of the drafter at work, whichever was not seen for long."""
+        for trees in self._extremes(arm, view):
+            book = self._known.book(arm, view.rule, trees)
+            if trees != best.trees and book.at <= self._known.now - SAMPLE_EVERY:
+                return plans.drawn(times, self._drawing(arm, view, times, trees))
+        return None
+
+    def _extremes(self, arm: int, view: View) -> list[TreeBudget | None]:
+        """A drafter's smallest and largest drafts, first that which was not seen for longest."""
+        sizes = self._sizes(arm, view)
+        ends = [sizes[0], sizes[-1]] if len(sizes) > 1 else [sizes[0]]
+        return sorted(ends, key=lambda trees: self._known.book(arm, view.rule, trees).at)
 
     def _trial(
         self,
@@ -182,6 +225,7 @@ class Chooser:
         known = self._known
         b = min(able, key=lambda one: view.unread(arm, one))
         depth = min(SAMPLE_DEPTH, view.caps[b])
+        trees = self._extremes(arm, view)[0]
         own = best if best.arm is None else taken
         lengths = list(own.lengths) if own is not None else []
         lengths = lengths or [0] * len(view.texts)
@@ -189,10 +233,15 @@ class Chooser:
         tokens = float(len(view.texts))
         for offer, length in zip(view.offers, lengths, strict=True):
             tokens += sum(offer.survival[:length]) if offer is not None else 0.0
-        book = known.book(arm, view.rule, trees=view.trees is not None)
+        book = known.book(arm, view.rule, trees)
         tokens += sum(book.survival(view.texts[b].key, depth)[:depth])
-        lengths[b] = depth
-        level_s = known.level_s(arm, 1, times)
+        lengths[b] = depth if trees is None else self._rows(arm, view, trees, depth)[depth]
+        level_s = known.level_s(arm, 1, times, trees)
         reading_s = view.unread(arm, b) * known.token_s(arm, level_s, times)
         expected_s = times.target_s(sum(lengths)) + depth * level_s + reading_s
-        return Plan(arm, depth, tokens / expected_s, expected_s, tuple(lengths), b)
+        return Plan(arm, depth, tokens / expected_s, expected_s, tuple(lengths), b, trees)
+
+
+def _ranked(view: View) -> bool:
+    """Whether the rule's trees are grown best first."""
+    return rule_named(view.rule, lossless=False).drawing.ranked

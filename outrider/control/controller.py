@@ -8,8 +8,9 @@ rule that is exact stays exact.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Sequenced
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -21,11 +22,13 @@ from outrider.control.knowledge import Knowledge
 from outrider.control.live import context_class
 from outrider.control.rounds import Offer, Pending, Round, State, View
 from outrider.control.settings import ControlSettings
+from outrider.control.sizes import Grown
 from outrider.decoding import Draft
 from outrider.drafters.base import Drafter, RoundDraws
 from outrider.drafters.combined import Parts, SeveralDrafters
 from outrider.errors import InvalidConfig
 from outrider.sequence import Sequence
+from outrider.tree import TreeBudget
 from outrider.types import StageTimes
 
 READ_AHEAD = 512
@@ -38,12 +41,13 @@ SURE = 0.9
 
 
 class Controller(SeveralDrafters):
-    """Chooses, for each round of a group of texts, who drafts and how deep.
+    """Chooses, for each round of a group of texts, who drafts, how deep, and chains or trees.
 
     Certain drafters (`ngram`, `suffix`, `recycle`) are asked in every round and compared with what
     came, whether their offer was taken or not; of those that draw the one is asked that promises
     most, and the others once in a while. Where nobody promises more than plain decoding, measured,
-    nothing is drafted; a choice that loses time all the same is left for a while.
+    nothing is drafted; a choice that loses time all the same is left for a while. Where the engine
+    drafts trees they are at most as large as its budget.
 
     Args:
         drafters: the alternatives, the preferred first among equals.
@@ -81,11 +85,17 @@ class Controller(SeveralDrafters):
         self._round: Round | None = None
 
     def report(self) -> dict[str, Any]:
-        """Of each choice its rounds, how deep in the mean, what came of it and why; for JSON."""
+        """Of each choice its rounds, how deep and large in the mean, what came of it; for JSON.
+
+        `mean_nodes` are those of a round's largest draft, of a chain its depth; in `tree_rounds`
+        of the rounds trees were drafted.
+        """
         return {
             name: {
                 "rounds": tally.rounds,
                 "mean_depth": tally.levels / tally.rounds,
+                "mean_nodes": tally.nodes / tally.rounds,
+                "tree_rounds": tally.trees,
                 "tokens_per_round": tally.tokens / tally.rounds,
                 "seconds": tally.seconds,
                 "reasons": dict(tally.reasons),
@@ -182,9 +192,13 @@ class Controller(SeveralDrafters):
     def _offers(
         self, texts: Sequenced[Sequence], caps: list[int], draws: RoundDraws
     ) -> list[Offer | None]:
-        """Each text's best certain draft, by what the book has of it; of trees there is none."""
+        """Each text's best certain chain, by what the book has of it."""
+        if draws.trees is not None and draws.max_certain:
+            with _bounded(draws, None):
+                return self._offers(texts, caps, draws)
         best: list[Offer | None] = [None] * len(texts)
         if draws.trees is not None:
+            # The rule takes no certain tokens.
             return best
         worth = [0.0] * len(texts)
         for arm, drafter in enumerate(self.drafters):
@@ -192,7 +206,7 @@ class Controller(SeveralDrafters):
                 continue
             draft = drafter.propose(texts, caps, draws)
             serves = self._chooser.serves(arm, texts[0].rule)
-            book = self._known.book(arm, texts[0].rule, trees=False)
+            book = self._known.book(arm, texts[0].rule)
             rows = draft.tree.tokens_BN.tolist()
             parts = None if draft.part_BN is None else draft.part_BN.tolist()
             for b, count in enumerate(draft.tree.counts_B.tolist()):
@@ -237,7 +251,7 @@ class Controller(SeveralDrafters):
                 continue
             tokens.append(offer.tokens[:length])
             names.append(offer.names[:length])
-            current.served[b], current.asked[b] = offer.arm, length
+            current.served[b], current.taken[b], current.asked[b] = offer.arm, True, length
             current.cells[b] = offer.cell
             current.view.states[b].pending.pop(offer.arm, None)
         draft = draws.points(tokens)
@@ -251,13 +265,14 @@ class Controller(SeveralDrafters):
         """How deep each text is drawn for; and what is taken of a certain draft worth more."""
         view, plan = current.view, current.plan
         depths, lengths = [0] * len(view.texts), [0] * len(view.texts)
-        book = self._known.book(arm, view.rule, trees=view.trees is not None)
+        book = self._known.book(arm, view.rule, plan.trees)
         for b, text in enumerate(view.texts):
             if plan.only is not None and b != plan.only:
                 lengths[b] = plan.lengths[b]
                 continue
             depth = min(view.caps[b], plan.depth)
-            able = plan.only == b or self._known.allows_text(arm, text.key)
+            trees = plan.trees is not None
+            able = plan.only == b or self._known.allows_text(arm, text.key, trees=trees)
             if depth < 1 or not view.can_draw(b) or not able:
                 continue
             cell, offer = book.cell(text.key), view.offers[b]
@@ -281,11 +296,15 @@ class Controller(SeveralDrafters):
     def _drawn(self, current: Round, arm: int, depths: list[int], draws: RoundDraws) -> Draft:
         """The chosen drafter's draft."""
         drafter = self.drafters[arm]
-        with drafter.at_least(self._confidence(current, arm)):
+        trees = current.plan.trees
+        with drafter.at_least(self._confidence(current, arm)), _bounded(draws, trees):
             started = self._clock()
             draft = drafter.propose(current.view.texts, depths, draws)
             seconds = self._clock() - started
-        current.levels = draft.tree.depth
+        current.levels, current.branches = draft.tree.depth, not draft.tree.is_chain
+        if trees is not None and draft.worth_BN is not None:
+            starts = [len(text.tokens) for text in current.view.texts]
+            current.grown = Grown(draft, starts)
         self._known.drafted(current, seconds)
         first, part_BN = self._first[arm], draft.part_BN
         if part_BN is None:
@@ -299,7 +318,8 @@ class Controller(SeveralDrafters):
         token that stops the draft stays in it.
         """
         view, plan = current.view, current.plan
-        if view.rule != "greedy" or view.times is None or plan.only is not None:
+        chain = plan.only is None and plan.trees is None
+        if view.rule != "greedy" or view.times is None or not chain:
             return 0.0
         num = len(view.texts)
         row_s = view.times.target_s(num * (plan.depth + 1)) - view.times.target_s(num * plan.depth)
@@ -311,5 +331,18 @@ def _most_rows(caps: Sequenced[int], draws: RoundDraws) -> int:
     """Rows that may be drafted in all."""
     if draws.trees is None:
         return sum(caps)
-    nodes, width = max(draws.trees.nodes, draws.max_certain), draws.trees.width
-    return sum(min(nodes, width * cap) for cap in caps)
+    return sum(max(draws.trees.nodes, cap) for cap in caps if cap)
+
+
+def _bounded(draws: RoundDraws, trees: TreeBudget | None) -> AbstractContextManager[None]:
+    """A time in which the round's trees are at most so large; None = chains are drafted."""
+    return nullcontext() if draws.trees is trees else _set(draws, trees)
+
+
+@contextmanager
+def _set(draws: RoundDraws, trees: TreeBudget | None) -> Iterator[None]:
+    own, draws.trees = draws.trees, trees
+    try:
+        yield
+    finally:
+        draws.trees = own

@@ -10,8 +10,11 @@ from outrider.control.guard import ENOUGH_OF_TEXT, MARGIN_OF_TEXT, SLOWEST, Guar
 from outrider.control.live import LiveDraft, LiveRounds
 from outrider.control.plans import Times
 from outrider.control.rounds import FEW, Round, State, Tally, View
+from outrider.control.sizes import Grown, sizes_of
+from outrider.decoding import rule_named
 from outrider.drafters.base import Drafter
 from outrider.sequence import Sequence
+from outrider.tree import TreeBudget
 from outrider.types import StageTimes
 
 BUDGET = 0.02
@@ -34,7 +37,8 @@ class Knowledge:
         now: number of the round under way.
         budgets: seconds that samples may lose, of each drafter that draws, and of certain drafters
             together (None).
-        guards: a ledger of each of these with about so many texts under one rule, and with a text.
+        guards: a ledger of each of these, drafting trees or not, with about so many texts under one
+            rule, and with a text.
         due: the first round in which it is looked whether to sample.
         tallies: by the names of who drafted.
     """
@@ -43,8 +47,12 @@ class Knowledge:
         self._names = [drafter.name for drafter in drafters]
         self._live = LiveRounds(costs)
         self._drafts = [LiveDraft(name, costs) for name in self._names]
+        self._tree_drafts = [
+            LiveDraft(name, costs, chains)
+            for name, chains in zip(self._names, self._drafts, strict=True)
+        ]
         self._offered: list[list[float]] = [[] for _ in drafters]
-        self._books: dict[tuple[int, str, bool], Book] = {}
+        self._books: dict[tuple[int, str, TreeBudget | None], Book] = {}
         self._times: dict[tuple[int, int], tuple[int, Times]] = {}
         self._num_output = 64.0
         self._timed = False
@@ -54,32 +62,43 @@ class Knowledge:
             kinds.append(None)
         self.budgets: dict[int | None, float] = dict.fromkeys(kinds, 0.0)
         self._wanted = dict(self.budgets)
-        self.guards: dict[tuple[int | None, int, str | None], Guard] = {}
-        self._paces: dict[tuple[int | None, int, str], Pace] = {}
+        self.guards: dict[tuple[int | None, bool, int, str | None], Guard] = {}
+        self._paces: dict[tuple[int | None, bool, int, str], Pace] = {}
         self.due: dict[int | None, int] = dict.fromkeys(kinds, 0)
         self.tallies: dict[str, Tally] = {}
         self._together: dict[frozenset[int | None], str] = {}
 
-    def book(self, arm: int, rule: str, *, trees: bool) -> Book:
-        """What was kept of a drafter's tokens."""
+    def book(self, arm: int, rule: str, trees: TreeBudget | None = None) -> Book:
+        """What was kept of a drafter's chains, or of its trees of one size."""
         found = self._books.get((arm, rule, trees))
         if found is None:
-            found = self._books[arm, rule, trees] = Book()
+            like = None if trees is None else self._smaller(arm, rule, trees)
+            found = self._books[arm, rule, trees] = Book(like)
         return found
+
+    def _smaller(self, arm: int, rule: str, trees: TreeBudget) -> Book:
+        """The book of the drafter's next smaller trees, or of its chains."""
+        own = trees.nodes, trees.width
+        smaller = [
+            (of.nodes, of.width, of)
+            for who, law, of in self._books
+            if of is not None and (who, law) == (arm, rule) and (of.nodes, of.width) < own
+        ]
+        return self.book(arm, rule, max(smaller, key=lambda one: one[:2])[2] if smaller else None)
 
     def rate(self, arm: int, rule: str) -> float | None:
         """The share of a drafter's tokens that was kept lately."""
         books = (book for (one, own, _), book in self._books.items() if one == arm and own == rule)
         return max((book.rate for book in books if book.rate is not None), default=None)
 
-    def allows(self, arm: int | None, view: View) -> bool:
+    def allows(self, arm: int | None, view: View, *, trees: bool = False) -> bool:
         """Whether the ledger of a choice in rounds like this one lets it through."""
-        found = self.guards.get((arm, len(view.texts).bit_length(), view.rule))
+        found = self.guards.get((arm, trees, len(view.texts).bit_length(), view.rule))
         return found is None or found.allows(self.now)
 
-    def allows_text(self, arm: int | None, key: int) -> bool:
+    def allows_text(self, arm: int | None, key: int, *, trees: bool = False) -> bool:
         """Whether the text's own ledger does."""
-        found = self.guards.get((arm, key, None))
+        found = self.guards.get((arm, trees, key, None))
         return found is None or found.allows(self.now)
 
     def afford(self, kind: int | None, lost_s: float) -> bool:
@@ -100,7 +119,7 @@ class Knowledge:
         return self.now - at >= min(last, first << min(count - 1, 16))
 
     def offered(self, arm: int) -> Sequenced[float]:
-        """P(level i is drafted | so many levels are asked for)."""
+        """P(token i of a chain is drafted | so many are asked for)."""
         return self._offered[arm]
 
     def times(self, num_texts: int, context: int, most: int) -> Times | None:
@@ -119,9 +138,14 @@ class Knowledge:
         self._times[num_texts, context] = version, found
         return found
 
-    def level_s(self, arm: int, num_texts: int, times: Times) -> float:
-        """Seconds of a drafter's level."""
-        return self._drafts[arm].level_s(num_texts, times.plain_s, self.now)
+    def level_s(
+        self, arm: int, num_texts: int, times: Times, trees: TreeBudget | None = None
+    ) -> float:
+        """Seconds of a drafter's level: of chains, or of trees."""
+        if trees is None:
+            return self._drafts[arm].level_s(num_texts, times.plain_s, self.now)
+        rows = num_texts * trees.width
+        return self._tree_drafts[arm].level_s(rows, times.plain_s, self.now)
 
     def token_s(self, arm: int, level_s: float, times: Times) -> float:
         """Seconds of each token that a drafter has to read first."""
@@ -143,7 +167,7 @@ class Knowledge:
                     break
                 same += 1
             if same < len(came) or len(came) == len(offer.tokens):
-                book = self.book(arm, text.rule, trees=False)
+                book = self.book(arm, text.rule)
                 book.saw(text.key, offer.cell, same, len(offer.tokens), part=part)
                 del state.pending[arm]
 
@@ -157,12 +181,14 @@ class Knowledge:
         num = sum(who == arm for who in done.served)
         if arm is None or times is None or not num or not done.levels:
             return
-        live = self._drafts[arm]
+        trees, live = done.plan.trees, self._drafts[arm]
         # What the last round left unread goes with the first level; of a little more nothing tells.
         if done.unread > num * SHORT[0]:
-            beside = done.levels * live.level_s(num, times.plain_s, self.now)
+            beside = done.levels * self.level_s(arm, num, times, trees)
             live.saw_prompt(done.unread, seconds - beside, self.now)
         elif done.unread <= num * (done.plan.depth + 2):
+            if trees is not None:
+                num, live = num * trees.width, self._tree_drafts[arm]
             live.saw(num, done.levels, seconds, self.now)
 
     def over(self, done: Round, times: StageTimes) -> None:
@@ -207,7 +233,7 @@ class Knowledge:
         view, plan = done.view, done.plan
         num, expected_s = len(view.texts), max(plan.expected_s, plain_s, 1e-9)
         per_text = (num + sum(done.kept.values())) / num
-        key = (plan.arm, num.bit_length(), view.rule)
+        key = (plan.arm, plan.trees is not None, num.bit_length(), view.rule)
         took_s = self._paces.setdefault(key, Pace()).usual_s(took_s, expected_s)
         self.guards.setdefault(key, Guard()).saw(self.now, plain_s * per_text, took_s)
         rows = sum(done.offered)
@@ -215,40 +241,64 @@ class Knowledge:
             return
         own_s = plain_s / num
         row_s = max(0.0, took_s - plain_s) / rows
-        for text, arm, offered in zip(view.texts, done.served, done.offered, strict=True):
-            if arm is None or not offered:
+        for b, (text, offered) in enumerate(zip(view.texts, done.offered, strict=True)):
+            if done.served[b] is None or not offered:
                 continue
-            kind = None if arm != plan.arm else arm
-            found = self.guards.get((kind, text.key, None))
+            arm, trees = (None, False) if done.taken[b] else (plan.arm, plan.trees is not None)
+            own = (arm, trees, text.key, None)
+            found = self.guards.get(own)
             if found is None:
-                found = Guard(ENOUGH_OF_TEXT, MARGIN_OF_TEXT)
-                self.guards[kind, text.key, None] = found
+                found = self.guards[own] = Guard(ENOUGH_OF_TEXT, MARGIN_OF_TEXT)
             gained_s = own_s * (1 + done.kept.get(text.key, 0))
             found.saw(self.now, gained_s, own_s + row_s * offered)
 
     def _keep(self, done: Round) -> None:
         """What was kept of whose tokens."""
-        view, sample = done.view, done.choice.stake is not None
+        view, plan = done.view, done.plan
+        trees, sample = plan.trees, plan.only is not None
         for b, text in enumerate(view.texts):
             arm, asked, offered = done.served[b], done.asked[b], done.offered[b]
             if arm is None:
                 continue
             kept = done.kept.get(text.key, 0)
-            book = self.book(arm, view.rule, trees=view.trees is not None)
-            if arm != done.plan.arm:
+            if done.taken[b]:
+                book = self.book(arm, view.rule)
                 book.saw(text.key, done.cells[b], kept, offered, part=view.part)
                 continue
-            levels = min(asked, offered)
+            book = self.book(arm, view.rule, trees)
+            book.at = self.now
+            levels = min(asked, offered if trees is None else done.levels) if offered else 0
             if not levels:
                 # A text it cannot draft for says nothing of others.
                 book.idle(text.key)
                 continue
-            self._offer(arm, asked, levels)
+            if trees is None:
+                self._offer(arm, asked, levels)
             part = 1.0 if sample else view.part
+            if done.grown is not None:
+                self._keep_smaller(done, done.grown, b, part)
             book.saw(text.key, done.cells[b], kept, levels, asked, part=part)
             if sample and kept == levels:
                 # Another one at once: it may pay again.
                 self.due[arm] = self.now
+
+    def _keep_smaller(self, done: Round, grown: Grown, b: int, part: float) -> None:
+        """What smaller trees of the drafter would have kept, and chains where that is sure."""
+        view, (arm, own) = done.view, (done.plan.arm, done.plan.trees)
+        assert arm is not None and own is not None and view.trees is not None
+        text, asked = view.texts[b], min(done.asked[b], done.levels)
+        places, firsts = grown.kept(b, text.tokens, done.kept.get(text.key, 0))
+        would: list[tuple[TreeBudget | None, int]] = [
+            (trees, sum(place < trees.nodes for place in places))
+            for trees in sizes_of(view.trees, ranked=True)
+            if trees.nodes < own.nodes
+        ]
+        if rule_named(view.rule, lossless=False).seeded:
+            would.append((None, firsts))
+        for trees, kept in would:
+            book = self.book(arm, view.rule, trees)
+            book.at = self.now
+            book.saw(text.key, book.cell(text.key), kept, asked, done.asked[b], part=part)
 
     def _offer(self, arm: int, asked: int, levels: int) -> None:
         shares = self._offered[arm]
@@ -271,8 +321,11 @@ class Knowledge:
             name = " and ".join(sorted(self._names[arm] for arm in arms if arm is not None))
             name = self._together[arms] = name or "none"
         tally = self.tallies.setdefault(name, Tally())
+        most, trees = max(done.offered, default=0), done.branches
         tally.rounds += 1
-        tally.levels += max(done.offered, default=0)
+        tally.trees += trees
+        tally.levels += done.levels if trees else most
+        tally.nodes += most
         tally.tokens += len(done.view.texts) + sum(done.kept.values())
         tally.seconds += took_s
         why = WAITING if done.waiting and arms == {None} else done.choice.why
@@ -285,4 +338,5 @@ class Knowledge:
         for book in self._books.values():
             book.close(text.key)
         for kind in self.budgets:
-            self.guards.pop((kind, text.key, None), None)
+            self.guards.pop((kind, False, text.key, None), None)
+            self.guards.pop((kind, True, text.key, None), None)

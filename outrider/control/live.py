@@ -252,9 +252,13 @@ class LiveDraft:
     Args:
         name: of the drafter.
         costs: measured before.
+        beside: what is known of its chains, where this is of trees.
     """
 
-    def __init__(self, name: str, costs: Costs | None = None) -> None:
+    def __init__(
+        self, name: str, costs: Costs | None = None, beside: LiveDraft | None = None
+    ) -> None:
+        self._beside = beside
         self._known = None if costs is None else costs.drafts.get(name)
         self._levels: dict[int, Recent] = {}
         self._prompt = Recent()
@@ -269,7 +273,10 @@ class LiveDraft:
         self._prompt.add(max(0.0, seconds) / tokens, now)
 
     def level_s(self, texts: int, plain_s: float, now: int) -> float:
-        """Seconds of a level for so many texts; a tenth of a plain round where nothing is known."""
+        """Seconds of a level for so many texts, of trees for so many rows.
+
+        A tenth of a plain round where nothing is known.
+        """
         place = _place(texts)
         found = self._levels.get(place)
         if found is not None and found.believed and now - found.at <= AGE:
@@ -283,6 +290,8 @@ class LiveDraft:
         elif found is not None and found.believed:
             # Old, and nothing speaks against it; samples do, in time.
             return found.value
+        elif self._beside is not None:
+            guess = self._beside.level_s(texts, plain_s, now)
         else:
             guess = 0.1 * plain_s
         return guess if found is None else found.worth(guess, now)

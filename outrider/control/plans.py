@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Sequenced
 from dataclasses import dataclass
 
+from outrider.tree import TreeBudget
+
 LEAST = 0.05
 """A drafted token less likely to be kept than this is not weighed at all."""
 
@@ -25,6 +27,7 @@ class Plan:
         rate_tok_s: tokens a second that are promised.
         expected_s: seconds that the round is to take.
         only: the one text that is drawn for; None where all are.
+        trees: how large the drafter's trees may be; None where it drafts chains.
     """
 
     arm: int | None
@@ -33,6 +36,7 @@ class Plan:
     expected_s: float
     lengths: Sequenced[int] = ()
     only: int | None = None
+    trees: TreeBudget | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,7 @@ class Drawing:
         rows: nodes of a text's draft by levels, from 0; None where drafts are chains.
         extra_s: seconds for what it has to read first, spread over the tokens still to come: those
             of each token that every text gains.
+        trees: how large its trees may be; None for chains.
     """
 
     arm: int
@@ -90,6 +95,7 @@ class Drawing:
     offered: Sequenced[float]
     rows: Sequenced[int] | None = None
     extra_s: float = 0.0
+    trees: TreeBudget | None = None
 
 
 def plain(times: Times) -> Plan:
@@ -125,7 +131,9 @@ def drawn(times: Times, drawing: Drawing) -> Plan | None:
         seconds = spent + times.target_s(rows) + read_s * tokens
         if tokens > best_rate * seconds:
             best_rate, best_depth, best_s = tokens / seconds, level + 1, seconds
-    return Plan(drawing.arm, best_depth, best_rate, best_s) if best_depth else None
+    if not best_depth:
+        return None
+    return Plan(drawing.arm, best_depth, best_rate, best_s, trees=drawing.trees)
 
 
 def certain(times: Times, chances: Sequenced[Sequenced[float]]) -> Plan | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Sequenced
 from dataclasses import dataclass, field
 
 from outrider.control.plans import Plan, Times
+from outrider.control.sizes import Grown
 from outrider.sequence import Sequence
 from outrider.tree import TreeBudget
 
@@ -127,10 +128,13 @@ class Round:
 
     Attributes:
         served: who drafts for each text.
-        asked: tokens that were asked for.
+        taken: whether that is a certain draft that was at hand.
+        asked: tokens, or levels of a tree, that were asked for.
         cells: the text's class in the drafter's book.
         offered: tokens drafted.
         levels: of what was drawn.
+        branches: whether trees were drawn.
+        grown: the trees that were drawn, where their nodes have a worth.
         unread: tokens that the drafter had to read first.
         kept: by text, tokens kept.
         waiting: whether a text's drafter has to read it first, in rounds of its own.
@@ -139,10 +143,13 @@ class Round:
     view: View
     choice: Choice
     served: list[int | None]
+    taken: list[bool]
     asked: list[int]
     cells: list[int]
     offered: list[int] = field(default_factory=list[int])
     levels: int = 0
+    branches: bool = False
+    grown: Grown | None = None
     unread: int = 0
     kept: dict[int, int] = field(default_factory=dict[int, int])
     waiting: bool = False
@@ -151,7 +158,7 @@ class Round:
     def of(cls, view: View, choice: Choice) -> Round:
         """A round in which nobody has drafted yet."""
         num = len(view.texts)
-        return cls(view, choice, [None] * num, [0] * num, [0] * num)
+        return cls(view, choice, [None] * num, [False] * num, [0] * num, [0] * num)
 
     @property
     def plan(self) -> Plan:
@@ -161,13 +168,15 @@ class Round:
 
 @dataclass(slots=True)
 class Tally:
-    """Rounds, drafted levels, tokens and seconds of one choice, and how often it had which reason.
+    """Rounds, those with trees, what was drafted, tokens and seconds of one choice, and why it was.
 
-    Levels are those of the deepest draft of each round.
+    Levels and nodes are those of the deepest and of the largest draft of each round.
     """
 
     rounds: int = 0
+    trees: int = 0
     levels: int = 0
+    nodes: int = 0
     tokens: int = 0
     seconds: float = 0.0
     reasons: dict[str, int] = field(default_factory=dict[str, int])

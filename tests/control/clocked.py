@@ -16,6 +16,7 @@ from outrider.drafters import Drafter, ModelDrafter, NoDrafter
 from outrider.engine import Emitter, Engine, Requests
 from outrider.models.base import Rows
 from outrider.models.protocol import ProtocolTarget
+from outrider.tree import TreeBudget
 from outrider.types import Completion, Request
 
 VOCAB = 32
@@ -46,13 +47,15 @@ class Slow(ProtocolTarget):
 class Chant:
     """Says tokens that follow from the place and the two before; a share of them it gets wrong.
 
-    `wrong(place)` is the share at a place; which places those are is settled once.
+    `wrong(place)` is the share at a place; which places those are is settled once. What it gets
+    wrong it has `second` of all where that is asked for, and else nowhere.
     """
 
     vocab_size = VOCAB
 
-    def __init__(self, wrong: Callable[[int], float], seed: int) -> None:
+    def __init__(self, wrong: Callable[[int], float], seed: int, *, second: bool = False) -> None:
         self._wrong = wrong
+        self._second = second
         chance = np.random.default_rng(seed)
         self._dice = chance.random(100_000)
 
@@ -68,7 +71,10 @@ class Chant:
         miss = self._dice[(place + 997 * text[min(2, place - 1)]) % len(self._dice)]
         miss = miss < self._wrong(place)
         row = np.full(VOCAB, np.log(1e-9))
-        row[(token + miss) % VOCAB] = 0.0
+        if self._second:
+            row[[(token + miss) % VOCAB, (token + 1 - miss) % VOCAB]] = np.log([0.6, 0.4])
+        else:
+            row[(token + miss) % VOCAB] = 0.0
         return row
 
 
@@ -84,13 +90,16 @@ class World:
         wrong: Callable[[int], float] = lambda place: 0.1,
         more: Sequence[Drafter] = (),
         drafter: Callable[[World], Drafter] | None = None,
+        second: bool = False,
+        trees: TreeBudget | None = None,
         **settings,
     ) -> None:
         self.clock = Clock()
         clock = SimpleNamespace(perf_counter=self.clock)
         monkeypatch.setattr("outrider.engine.laps.time", clock)
         target = Slow(Chant(lambda place: 0.0, 1), self.clock, target_s)
-        self.model = ModelDrafter(Slow(Chant(wrong, 2), self.clock, draft_s), name="draft")
+        chant = Chant(wrong, 2, second=second)
+        self.model = ModelDrafter(Slow(chant, self.clock, draft_s), name="draft")
         if drafter is None:
             self.controller = Controller(
                 [self.model, *more], ControlSettings(**settings), clock=self.clock
@@ -98,7 +107,7 @@ class World:
             chosen: Drafter = self.controller
         else:
             chosen = drafter(self)
-        self.engine = Engine(target, chosen, Emitter(None))
+        self.engine = Engine(target, chosen, Emitter(None), trees=trees)
         self.requests = Requests(self.engine, depth=16, end_tokens=frozenset())
 
     def run(

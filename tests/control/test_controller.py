@@ -149,7 +149,7 @@ def test_offers_not_taken_are_scored_all_the_same(monkeypatch) -> None:
     """Full information: of a look-up is known what it is worth though others draft."""
     world = World(monkeypatch, more=[SuffixDrafter(min_prob=0.0)], wrong=lambda place: 0.02)
     world.run(WARM)
-    book = world.controller._known.book(1, "greedy", trees=False)
+    book = world.controller._known.book(1, "greedy")
     assert book.drafted > 3
     assert world.controller.report()["draft"]["rounds"] > 5
 

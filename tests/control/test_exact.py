@@ -23,6 +23,7 @@ from tests.engine.toys import blurred, markov
 # Laws are compared, and not texts of one seed.
 pytestmark = pytest.mark.filterwarnings("ignore:rule=:outrider.errors.OutriderWarning")
 OTHER = markov(6, 2, seed=5, zeros=0.5)
+WIDE = TreeBudget(2, 8)
 PROMPTS = [(1,), (2, 3, 4, 2, 3), (0, 0, 1, 2, 1, 0, 0), (5, 4)]
 
 
@@ -44,9 +45,11 @@ def made(drafter: Drafter, params: SamplingParams, trees=None) -> list[Completio
     return requests.complete([Request(prompt, params) for prompt in PROMPTS])
 
 
-def samples(drafter: Drafter, rule: str, count: int) -> Counter[tuple[int, ...]]:
+def samples(
+    drafter: Drafter, rule: str, count: int, trees: TreeBudget | None = None
+) -> Counter[tuple[int, ...]]:
     """The first tokens of texts with a seed each, a few at a time, so that most are drafted for."""
-    engine = Engine(ProtocolTarget(TARGET), drafter, Emitter(None), max_texts=20)
+    engine = Engine(ProtocolTarget(TARGET), drafter, Emitter(None), max_texts=20, trees=trees)
     requests = Requests(engine, depth=3, end_tokens=frozenset())
     asked = [
         Request(PREFIX, SamplingParams(seed=seed, max_tokens=LENGTH), rule=rule)
@@ -103,3 +106,17 @@ def test_the_law_is_the_targets(rule: str) -> None:
 def test_a_choice_by_the_token_just_drawn_is_found(rule: str) -> None:
     wrong = Dropper([ModelDrafter(ProtocolTarget(blurred(TARGET, 3, 0.6)))])
     assert chi_square(samples(wrong, rule, 500), TARGET) > 8
+
+
+@pytest.mark.parametrize("rule", ["hybrid-traversal", "recursive", "kseq"])
+def test_the_law_is_the_targets_with_chains_and_trees_of_all_sizes(rule: str) -> None:
+    drafter = chosen(TARGET, 0.6)
+    assert chi_square(samples(drafter, rule, 500, WIDE), TARGET) < 4.5
+    report = drafter.report().values()
+    trees = sum(one["tree_rounds"] for one in report)
+    assert 0 < trees < sum(one["rounds"] for one in report), report
+
+
+def test_a_tree_cut_by_a_token_just_drawn_is_found() -> None:
+    wrong = Dropper([ModelDrafter(ProtocolTarget(blurred(TARGET, 3, 0.6)))])
+    assert chi_square(samples(wrong, "recursive", 500, WIDE), TARGET) > 8

@@ -229,7 +229,7 @@ def test_a_text_nobody_can_draft_for_says_nothing_of_others(monkeypatch) -> None
     world = World(monkeypatch, wrong=lambda place: 0.0)
     world.model.model.max_length = 64  # type: ignore[misc]
     world.run(50)
-    book = world.controller._known.book(0, "greedy", trees=False)
+    book = world.controller._known.book(0, "greedy")
     before = book.survival(-1, 1)[0]
     world.model._warned = True
     world.complete(100, [tuple(range(1, 31)) * 3])
