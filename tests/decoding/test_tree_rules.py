@@ -429,7 +429,7 @@ def grown(name: str, shape: tuple[int, ...], q_BTV: torch.Tensor, addresses: Rou
     return grow(draws, shape, lambda tree, rows: Law.dense(q_BTV[texts, rows].flatten(0, 1)))
 
 
-def chi_square(name: str, rule: Rule, rounds: int = 20_000) -> float:
+def chi_square(name: str, rule: Rule, rounds: int = 8_000) -> float:
     """How far two-token texts are from the target's law, in standard deviations of chi-square."""
     chance = np.random.default_rng(1)
     p0, q0 = law_rows(chance, (4,)) * 0.9 + 0.025, law_rows(chance, (4,)) * 0.9 + 0.025

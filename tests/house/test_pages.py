@@ -23,7 +23,13 @@ from tests.house.pages import Block, blocks_of, commands_of, pages
 
 LANGUAGES = {"python", "py", "bash", "console", "text", "toml", "json"}
 SHELL_WORDS = {"git", "cd", "pip", "python", "cat", "source"}
-PYTHON_PAGES = [page for page in pages() if any(b.language == "python" for b in blocks_of(page))]
+COMPILED = {"speed.md"}
+"""Pages whose blocks compile two models, in half a minute each; tests of compiling do it anyway."""
+PYTHON_PAGES = [
+    pytest.param(page, marks=pytest.mark.slow if page.name in COMPILED else ())
+    for page in pages()
+    if any(b.language == "python" for b in blocks_of(page))
+]
 MAKE_TARGETS = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 NUMBERS = [path for folder in ("docs", "benchmarks") for path in (ROOT / folder).rglob("*.json")]
 
