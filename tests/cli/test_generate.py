@@ -62,7 +62,7 @@ def test_a_trace_is_a_line_per_round(generate: Command, tmp_path: Path) -> None:
     file = tmp_path / "rounds.jsonl"
     ran = generate(PROMPT, "--json", "--trace", str(file), "--drafter", "ngram+suffix")
     first, *rounds = [json.loads(line) for line in file.read_text().splitlines()]
-    assert first["trace"] == 1 and first["drafter"] == "ngram+suffix"
+    assert first["trace"] == 2 and first["drafter"] == "ngram+suffix"
     tokens: list[int] = []
     for one in rounds:
         path = [one["tokens"][row - 1] for row in one["path"]]
@@ -208,7 +208,7 @@ def test_control_c_ends_cleanly_with_the_text_so_far(model: str, tmp_path: Path)
     assert "Traceback" not in err.decode()
     first_line, *lines = [json.loads(line) for line in file.read_text().splitlines()]
     rounds = [line["round"] for line in lines]
-    assert first_line["trace"] == 1
+    assert first_line["trace"] == 2
     assert rounds == list(range(len(rounds))) and rounds, "whole lines, none left out"
 
 

@@ -129,7 +129,7 @@ def test_equals_stand_by_their_ids_and_what_has_no_mass_is_left_out() -> None:
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def strict(request) -> LLM:
-    return LLM.load("bundled", strict=True, dtype=request.param)
+    return LLM.load("bundled", "draft", strict=True, dtype=request.param)
 
 
 TEXTS = ["def mean(values):\n    ", "import os\n", "class Stack:\n    def push(self, item):\n"]
@@ -149,7 +149,7 @@ def test_strict_ones_are_equal_in_every_bit(strict: LLM, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_loose_ones_are_near_plain_decodings(kind: str) -> None:
-    llm = LLM.load("bundled", dtype="float32")
+    llm = LLM.load("bundled", "draft", dtype="float32")
     params = SamplingParams(max_tokens=16, n=2, logprobs=1, **KINDS[kind], ignore_eos=True)
     plain, drafted = (llm.generate(TEXTS, params, depth=depth) for depth in (0, None))
     for one, other in zip(drafted, plain, strict=True):
