@@ -3,8 +3,9 @@
     python -m benchmarks.control --json docs/control.json
 
 Every workload of benchmarks/workloads.py, each in its own pair of models; every group of prompts by
-every way before the next. Workloads that the JSON has are left as they are, so that a run that was
-broken off goes on. Needs an otherwise idle machine, some two hours on two cores and 4 GB of memory;
+every way before the next. Then one controller through changes of the workload, and what choosing
+itself costs. Workloads that the JSON has are left as they are, so that a run that was broken off
+goes on. Needs an otherwise idle machine, an hour and a half on two cores and 4 GB of memory;
 `--smoke` needs a minute. See docs/control.md.
 """
 
@@ -357,9 +358,10 @@ def main(arguments: list[str] | None = None) -> int:
 def measured(options: argparse.Namespace, command: str) -> None:
     """Measures workload by workload, prints, and saves after each."""
     others, neighbours = others_at_work(options), Neighbours()
-    known: list[dict[str, Any]] = []
+    before: dict[str, Any] = {"rows": [], "changes": []}
     if options.json is not None and options.json.is_file():
-        known = json.loads(options.json.read_text("utf-8"))["rows"]
+        before |= json.loads(options.json.read_text("utf-8"))
+    known, changes = before["rows"], before["changes"]
     wanted = [WORKLOADS[i] for i in options.only] if options.only else list(WORKLOADS)
     found = {"others_before": others, "overhead": overhead(options)}
     with Progress(transient=True) as bar:
@@ -369,13 +371,15 @@ def measured(options: argparse.Namespace, command: str) -> None:
                 continue
             row = compared(load, options, lambda label: bar.update(task, description=label))
             known.append(asdict(row))
-            found |= {"others_during": neighbours.share(), "rows": known}
+            found |= {"others_during": neighbours.share(), "rows": known, "changes": changes}
             save(options.json, command, found)
-        changed = followed(options, lambda label: bar.update(task, description=label))
-        found["changes"] = [asdict(row) for row in changed]
+        if not changes:
+            changed = followed(options, lambda label: bar.update(task, description=label))
+            changes += [asdict(row) for row in changed]
+        found |= {"others_during": neighbours.share(), "rows": known, "changes": changes}
         save(options.json, command, found)
     print(table(known))
-    print(table(found["changes"]))
+    print(table(changes))
     for one in found["overhead"]:
         print("controller: " + ", ".join(f"{name} {value:.1f}" for name, value in one.items()))
 
