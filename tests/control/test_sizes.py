@@ -189,3 +189,18 @@ def test_the_closing_lines_tell_trees_from_chains() -> None:
     (chains,) = _chosen({"draft": {**told, "mean_nodes": 4.0, "tree_rounds": 0}})
     assert "in 9 rounds of 11.5 tokens on 4.0 levels, 6 with trees, 3.00 tokens a round" in trees
     assert "in 9 rounds of 4.0 tokens, 3.00 tokens a round" in chains
+
+
+def test_a_rounds_budget_is_what_it_was(monkeypatch) -> None:
+    """Narrowed for those who are asked, and for nobody else."""
+    world = World(monkeypatch, trees=BUDGET, target_s=dear, **HALF)
+    propose, sizes = world.controller.propose, list[TreeBudget | None]()
+
+    def watched(texts, depths, draws):
+        draft = propose(texts, depths, draws)
+        sizes.append(draws.trees)
+        return draft
+
+    world.controller.propose = watched  # type: ignore[method-assign]
+    world.run(60)
+    assert len(sizes) > 20 and set(sizes) == {BUDGET}

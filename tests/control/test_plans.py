@@ -1,0 +1,73 @@
+"""The best plan is found without looking at all of them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from outrider.control.knowledge import Knowledge
+from outrider.control.plans import LEAST, Class, Drawing, Times, certain, drawn
+from outrider.drafters import NgramDrafter
+
+MOST = 16
+
+
+def times_of(chance: random.Random, texts: int) -> Times:
+    """Rounds that cost more in steps, now steep and now flat."""
+    curve = [1.0]
+    for _ in range(texts * (MOST + 2)):
+        curve.append(curve[-1] + chance.choice((0.0, 0.0, 0.01, 0.4)))
+    return Times(texts, curve[texts], curve)
+
+
+def falling(chance: random.Random) -> list[float]:
+    """Chances along a draft."""
+    along, left = list[float](), 1.0
+    for _ in range(MOST):
+        left *= chance.uniform(0.6, 1.0)
+        along.append(max(LEAST, left))
+    return along
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_best_depth_is_found(seed: int) -> None:
+    chance = random.Random(seed)
+    texts = chance.choice((1, 2, 8))
+    times = times_of(chance, texts)
+    classes = [Class(falling(chance), MOST, 1) for _ in range(texts)]
+    drawing = Drawing(0, chance.choice((0.01, 0.2)), classes, ())
+    rates = []
+    for depth in range(1, MOST + 1):
+        tokens = texts + sum(sum(one.survival[:depth]) for one in classes)
+        rates.append(tokens / (depth * drawing.level_s + times.target_s(texts * depth)))
+    found = drawn(times, drawing)
+    assert found is not None
+    assert found.rate_tok_s == pytest.approx(max(rates))
+    assert found.depth == rates.index(max(rates)) + 1
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_as_much_of_offers_is_taken_as_pays(seed: int) -> None:
+    chance = random.Random(seed)
+    texts = chance.choice((1, 2, 8))
+    times = times_of(chance, texts)
+    offers = [falling(chance) for _ in range(texts)]
+    worth = sorted((one for own in offers for one in own), reverse=True)
+    rates = [
+        (texts + sum(worth[:taken])) / times.target_s(taken) for taken in range(1, len(worth) + 1)
+    ]
+    found = certain(times, offers)
+    assert found is not None
+    assert found.rate_tok_s == pytest.approx(max(rates))
+
+
+def test_a_plain_round_is_known_at_once() -> None:
+    """What is kept of times is what would be worked out anew."""
+    known = Knowledge([NgramDrafter()], None)
+    for now in range(1, 30):
+        known.now = now
+        known._live.saw(1, 1, 0, 1.0 + 0.5 * (now < 20), now, plain=True)
+        told = known.times(1, 0, 4)
+        assert told is not None and told.plain_s == known._live.plain_s(1, 0)
+    assert told.plain_s == 1.0
