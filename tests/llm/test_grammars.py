@@ -32,7 +32,7 @@ CHOICE = ["def approved(by):\n", "def rejected(by):\n", "naïve ☃"]
 PARAMS = [
     SamplingParams(max_tokens=48, json_schema=SCHEMA),
     SamplingParams(max_tokens=12),
-    SamplingParams(max_tokens=24, regex=r"[a-z]+\(\w{1,8}, [0-9]\)"),
+    SamplingParams(max_tokens=24, regex=r"[a-z]{1,8}\(\w{1,8}, [0-9]\)"),
     SamplingParams(max_tokens=32, grammar=LARK),
     SamplingParams(max_tokens=24, choice=CHOICE),
 ]
@@ -64,7 +64,7 @@ def test_texts_fit_their_grammars(plain, law: str) -> None:
     found = json.loads(schema.text)
     assert list(found) == ["name", "size", "kind"] and found["kind"] in ("file", "folder")
     assert isinstance(found["size"], int) and 0 <= found["size"] < 1000
-    assert re.fullmatch(r"[a-z]+\(\w{1,8}, [0-9]\)", regex.text)
+    assert re.fullmatch(r"[a-z]{1,8}\(\w{1,8}, [0-9]\)", regex.text)
     assert re.fullmatch(r"[a-z]{2,5}\([0-9]\)(, [a-z]{2,5}\([0-9]\)){2};", lark.text)
     assert choice.text in CHOICE
     assert {one.finish_reason for one in plain[law] if one is not free} == {"stop"}
