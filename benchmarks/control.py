@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -266,7 +267,7 @@ def over(base: Sequence[float], other: Sequence[float]) -> Interval:
 
 
 def overhead(options: argparse.Namespace) -> list[dict[str, float]]:
-    """Microseconds a step of the controller's own work, drafters and tensors of drafts left out."""
+    """Microseconds a step of the controller's own work, what its drafters do left out."""
     found: list[dict[str, float]] = []
     pair = Pair(WORKLOADS[-4], options)
     for batch in (1, 8, 32):
@@ -275,14 +276,15 @@ def overhead(options: argparse.Namespace) -> list[dict[str, float]]:
         assert isinstance(controller, Controller)
         load = Workload("", "bundled", "own", "code", batch=batch)
         params = SamplingParams(temperature=0.0, max_tokens=options.warm)
-        first, *groups = prompts_of(load, pair.tokenizer, 4)
+        first, *groups = prompts_of(load, pair.tokenizer, 12)
         llm.generate(first, params)
+        seen_s, beside_s = clock_s()
         spent, inside, rounds = watched(controller)
         before = rows_of(llm)
         for group in groups:
             llm.generate(group, params)
         rows = rows_of(llm) - before
-        own = sum(spent) - sum(inside)
+        own = sum(spent) - len(spent) * seen_s - sum(inside) - len(inside) * beside_s
         found.append(
             {
                 "batch": batch,
@@ -299,27 +301,40 @@ def rows_of(llm: LLM) -> int:
     return llm.metrics.drafted + llm.metrics.committed - llm.metrics.accepted
 
 
+def clocked(owner: Any, name: str, into: list[float], rounds: list[int] | None = None) -> None:
+    """Has a method's calls timed, and counted in `rounds`."""
+    known = getattr(owner, name)
+
+    def call(*given: Any, **named: Any) -> Any:
+        if rounds is not None:
+            rounds[0] += 1
+        start = time.thread_time()
+        try:
+            return known(*given, **named)
+        finally:
+            into.append(time.thread_time() - start)
+
+    setattr(owner, name, call)
+
+
+def clock_s() -> tuple[float, float]:
+    """What timing a call takes: as it sees itself, and beside that."""
+    idle, times, calls = SimpleNamespace(call=lambda: None), list[float](), 10_000
+    clocked(idle, "call", times)
+    start = time.thread_time()
+    for _ in range(calls):
+        idle.call()
+    seen_s = sum(times) / calls
+    return seen_s, (time.thread_time() - start) / calls - seen_s
+
+
 def watched(controller: Controller) -> tuple[list[float], list[float], list[int]]:
     """Times of what the engine calls, and of the drafters inside of that; rounds in the last."""
     spent: list[float] = []
     inside: list[float] = []
     rounds = [0]
-
-    def clocked(owner: Any, name: str, into: list[float], count: bool = False) -> None:
-        known = getattr(owner, name)
-
-        def call(*given: Any, **named: Any) -> Any:
-            rounds[0] += count
-            start = time.thread_time()
-            try:
-                return known(*given, **named)
-            finally:
-                into.append(time.thread_time() - start)
-
-        setattr(owner, name, call)
-
     for name in ("propose", "commit", "timed"):
-        clocked(controller, name, spent, name == "propose")
+        clocked(controller, name, spent, rounds if name == "propose" else None)
     for drafter in controller.drafters:
         for name in ("propose", "commit"):
             clocked(drafter, name, inside)

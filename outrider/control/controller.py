@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Sequenced
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ READ_AHEAD = 512
 reads it in chunks where that is more than one."""
 SCORED = 4
 """Tokens of a certain draft that is not taken which are compared with what came."""
+_Whole = tuple[int, Draft, list[int]] | None
 SURE = 0.9
 """The confidence that is asked of a drafted token at most."""
 
@@ -80,6 +82,7 @@ class Controller(SeveralDrafters):
         self._known = Knowledge(self.drafters, costs)
         self._chooser = Chooser(self.drafters, self._known, self.settings)
         self._first = self.first_names(self.drafters)
+        self._several_certain = sum(drafter.certain for drafter in self.drafters) > 1
         self._states: dict[int, State] = {}
         self._reading: dict[int, int] = {}
         self._round: Round | None = None
@@ -175,7 +178,8 @@ class Controller(SeveralDrafters):
             prompt_rows += 0 if state.rounds else text.num_prompt - 1
             if state.pending:
                 self._known.compare(text, state, 1 / len(texts))
-        context = context_class(sum(len(text.tokens) for text in texts) // len(texts))
+        context = context_class(sum([len(text.tokens) for text in texts]) // len(texts))
+        offers, whole = self._offers(texts, caps, draws)
         return View(
             texts=tuple(texts),
             states=states,
@@ -186,20 +190,22 @@ class Controller(SeveralDrafters):
             max_certain=draws.max_certain,
             prompt_rows=prompt_rows,
             times=self._known.times(len(texts), context, _most_rows(caps, draws)),
-            offers=self._offers(texts, caps, draws),
+            offers=offers,
+            whole=whole,
         )
 
     def _offers(
         self, texts: Sequenced[Sequence], caps: list[int], draws: RoundDraws
-    ) -> list[Offer | None]:
-        """Each text's best certain chain, by what the book has of it."""
+    ) -> tuple[list[Offer | None], _Whole]:
+        """Each text's best certain chain, by what the book has of it; and what one drafter said."""
         if draws.trees is not None and draws.max_certain:
             with _bounded(draws, None):
                 return self._offers(texts, caps, draws)
         best: list[Offer | None] = [None] * len(texts)
         if draws.trees is not None:
             # The rule takes no certain tokens.
-            return best
+            return best, None
+        whole: _Whole = None
         worth = [0.0] * len(texts)
         for arm, drafter in enumerate(self.drafters):
             if not drafter.certain:
@@ -207,9 +213,13 @@ class Controller(SeveralDrafters):
             draft = drafter.propose(texts, caps, draws)
             serves = self._chooser.serves(arm, texts[0].rule)
             book = self._known.book(arm, texts[0].rule)
+            counts = draft.tree.counts_B.tolist()
+            whole = None if self._several_certain else (arm, draft, counts)
+            if not any(counts):
+                continue
             rows = draft.tree.tokens_BN.tolist()
             parts = None if draft.part_BN is None else draft.part_BN.tolist()
-            for b, count in enumerate(draft.tree.counts_B.tolist()):
+            for b, count in enumerate(counts):
                 if not count:
                     continue
                 key, tokens = texts[b].key, rows[b][:count]
@@ -224,7 +234,7 @@ class Controller(SeveralDrafters):
                 pending = self._states[key].pending
                 if arm not in pending:
                     pending[arm] = Pending(tokens[:SCORED], len(texts[b].tokens), cell)
-        return best
+        return best, whole
 
     def _drafted(self, current: Round, draws: RoundDraws) -> Draft:
         """The draft of the plan."""
@@ -242,6 +252,8 @@ class Controller(SeveralDrafters):
 
     def _taken(self, current: Round, lengths: Sequenced[int], draws: RoundDraws) -> Draft:
         """The first tokens of certain drafts."""
+        if not any(lengths):
+            return _no_draft(len(lengths))
         tokens: list[list[int]] = []
         names: list[list[int]] = []
         for b, (offer, length) in enumerate(zip(current.view.offers, lengths, strict=True)):
@@ -254,10 +266,11 @@ class Controller(SeveralDrafters):
             current.served[b], current.taken[b], current.asked[b] = offer.arm, True, length
             current.cells[b] = offer.cell
             current.view.states[b].pending.pop(offer.arm, None)
+        whole = current.view.whole
+        if whole is not None and whole[2] == list(lengths):
+            return self._named(whole[1], whole[0])
         draft = draws.points(tokens)
         most = draft.tree.num_nodes
-        if most == 0:
-            return draft
         part_BN = torch.tensor([[*row, *[0] * (most - len(row))] for row in names])
         return replace(draft, part_BN=part_BN)
 
@@ -306,6 +319,10 @@ class Controller(SeveralDrafters):
             starts = [len(text.tokens) for text in current.view.texts]
             current.grown = Grown(draft, starts)
         self._known.drafted(current, seconds)
+        return self._named(draft, arm)
+
+    def _named(self, draft: Draft, arm: int) -> Draft:
+        """A drafter's draft, whose nodes go by their names among all."""
         first, part_BN = self._first[arm], draft.part_BN
         if part_BN is None:
             return replace(draft, part_BN=torch.full_like(draft.tree.tokens_BN, first))
@@ -325,6 +342,12 @@ class Controller(SeveralDrafters):
         row_s = view.times.target_s(num * (plan.depth + 1)) - view.times.target_s(num * plan.depth)
         level_s = self._known.level_s(arm, num, view.times)
         return min(SURE, plan.rate_tok_s / num * (level_s + row_s))
+
+
+@lru_cache(maxsize=64)
+def _no_draft(num: int) -> Draft:
+    """Nothing for so many texts."""
+    return Draft.chain(torch.zeros(num, 0, dtype=torch.int64), torch.zeros(num).long(), None)
 
 
 def _most_rows(caps: Sequenced[int], draws: RoundDraws) -> int:

@@ -40,6 +40,7 @@ class Knowledge:
         guards: a ledger of each of these, drafting trees or not, with about so many texts under one
             rule, and with a text.
         due: the first round in which it is looked whether to sample.
+        samples: that came back so far.
         tallies: by the names of who drafted.
     """
 
@@ -65,8 +66,9 @@ class Knowledge:
         self.guards: dict[tuple[int | None, bool, int, str | None], Guard] = {}
         self._paces: dict[tuple[int | None, bool, int, str], Pace] = {}
         self.due: dict[int | None, int] = dict.fromkeys(kinds, 0)
+        self.samples = 0
         self.tallies: dict[str, Tally] = {}
-        self._together: dict[frozenset[int | None], str] = {}
+        self._together: dict[frozenset[int | None], Tally] = {}
 
     def book(self, arm: int, rule: str, trees: TreeBudget | None = None) -> Book:
         """What was kept of a drafter's chains, or of its trees of one size."""
@@ -195,11 +197,14 @@ class Knowledge:
         """A round is over."""
         view, plan = done.view, done.plan
         num, rows = len(view.texts), sum(done.offered)
+        made = num + sum(done.kept.values())
         target_s = times.score_s + times.verify_s + times.commit_s
-        self._count(done, target_s + times.draft_s)
-        self._keep(done)
+        self._count(done, made, target_s + times.draft_s)
+        if rows or plan.arm is not None:
+            self._keep(done)
         plain_s = self._live.plain_s(num, view.context)
-        if view.clean:
+        clean = view.clean
+        if clean:
             scored = num + rows + view.prompt_rows
             plain = scored == num
             self._live.saw(num, scored, view.context, target_s, self.now, plain=plain)
@@ -210,32 +215,34 @@ class Knowledge:
             state.rounds += 1
         if plain_s is None:
             return
-        took_s = max(target_s, plain_s if not view.clean else 0.0) + times.draft_s
-        self._earn(done, took_s)
+        took_s = (target_s if clean else max(target_s, plain_s)) + times.draft_s
+        self._earn(done, made, took_s)
         if (rows or plan.arm is not None) and done.choice.stake is None:
-            self._settle(done, plain_s, took_s)
+            self._settle(done, made, plain_s, took_s)
 
-    def _earn(self, done: Round, took_s: float) -> None:
+    def _earn(self, done: Round, made: int, took_s: float) -> None:
         """What samples may lose grows by a share of the time; one gives back what it did not."""
-        share = BUDGET / len(self.budgets)
+        grown_s = took_s * BUDGET / len(self.budgets)
+        most = (SAVED_UP * BUDGET + 1) * took_s
         for kind, saved_s in self.budgets.items():
-            most = max((SAVED_UP * BUDGET + 1) * took_s, self._wanted[kind])
-            self.budgets[kind] = min(saved_s + share * took_s, most)
+            self.budgets[kind] = min(saved_s + grown_s, max(most, self._wanted[kind]))
         stake = done.choice.stake
         if stake is not None and not done.waiting:
-            made = len(done.view.texts) + sum(done.kept.values())
             spent_s = min(took_s, SLOWEST * done.plan.expected_s)
             lost_s = max(0.0, spent_s - made / stake.rate_tok_s)
             self.budgets[done.plan.arm] += stake.lost_s - lost_s
 
-    def _settle(self, done: Round, plain_s: float, took_s: float) -> None:
+    def _settle(self, done: Round, made: int, plain_s: float, took_s: float) -> None:
         """Into the ledgers: of all texts of the round, and of each that was drafted for."""
         view, plan = done.view, done.plan
         num, expected_s = len(view.texts), max(plan.expected_s, plain_s, 1e-9)
-        per_text = (num + sum(done.kept.values())) / num
         key = (plan.arm, plan.trees is not None, num.bit_length(), view.rule)
-        took_s = self._paces.setdefault(key, Pace()).usual_s(took_s, expected_s)
-        self.guards.setdefault(key, Guard()).saw(self.now, plain_s * per_text, took_s)
+        pace = self._paces.get(key)
+        if pace is None:
+            pace = self._paces[key] = Pace()
+            self.guards[key] = Guard()
+        took_s = pace.usual_s(took_s, expected_s)
+        self.guards[key].saw(self.now, plain_s * made / num, took_s)
         rows = sum(done.offered)
         if num == 1 or not rows:
             return
@@ -256,6 +263,7 @@ class Knowledge:
         """What was kept of whose tokens."""
         view, plan = done.view, done.plan
         trees, sample = plan.trees, plan.only is not None
+        self.samples += sample
         for b, text in enumerate(view.texts):
             arm, asked, offered = done.served[b], done.asked[b], done.offered[b]
             if arm is None:
@@ -314,19 +322,18 @@ class Knowledge:
             known = self._live.prompt_token_s
             self._live.prompt_token_s = seconds if known is None else 0.7 * known + 0.3 * seconds
 
-    def _count(self, done: Round, took_s: float) -> None:
+    def _count(self, done: Round, made: int, took_s: float) -> None:
         arms = frozenset(done.served)
-        name = self._together.get(arms)
-        if name is None:
+        tally = self._together.get(arms)
+        if tally is None:
             name = " and ".join(sorted(self._names[arm] for arm in arms if arm is not None))
-            name = self._together[arms] = name or "none"
-        tally = self.tallies.setdefault(name, Tally())
+            tally = self._together[arms] = self.tallies.setdefault(name or "none", Tally())
         most, trees = max(done.offered, default=0), done.branches
         tally.rounds += 1
         tally.trees += trees
         tally.levels += done.levels if trees else most
         tally.nodes += most
-        tally.tokens += len(done.view.texts) + sum(done.kept.values())
+        tally.tokens += made
         tally.seconds += took_s
         why = WAITING if done.waiting and arms == {None} else done.choice.why
         tally.reasons[why] = tally.reasons.get(why, 0) + 1

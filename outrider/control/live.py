@@ -32,7 +32,9 @@ CONTEXT = 512
 USUAL = 4
 """Levels over which what a drafter takes in any round is spread."""
 EVERY = 8
-"""Rounds after which the curve is drawn anew."""
+"""Rounds after which a curve is drawn anew, if anything on it has changed by a share `STIR`; four
+times as many, and it is drawn anew whatever has happened: values grow old, too."""
+STIR = 0.02
 
 
 class Recent:
@@ -41,14 +43,16 @@ class Recent:
     Attributes:
         count: values there ever were.
         at: the round of the last one.
+        told: the value as somebody last took it down.
     """
 
-    __slots__ = ("_last", "_value", "at", "count")
+    __slots__ = ("_last", "_value", "at", "count", "told")
 
     def __init__(self) -> None:
         self._last: deque[tuple[int, float]] = deque(maxlen=REMEMBERED)
         self._value: float | None = None
         self.count = self.at = 0
+        self.told = 0.0
 
     def add(self, value: float, now: int) -> None:
         """One more; those of long ago are forgotten."""
@@ -71,6 +75,11 @@ class Recent:
     def believed(self) -> bool:
         """Whether there are enough."""
         return len(self._last) >= BELIEVED
+
+    @property
+    def stirred(self) -> bool:
+        """Whether the value is another than was taken down, or now believed."""
+        return self.count == BELIEVED or abs(self.value - self.told) > STIR * self.told
 
     def worth(self, guess: float, now: int) -> float:
         """The value, within what may be thought of few or old ones where `guess` was expected."""
@@ -108,7 +117,8 @@ class LiveRounds:
         self._plain: dict[tuple[int, int], dict[int, Recent]] = {}
         self._cells: dict[tuple[int, int], dict[int, Recent]] = {}
         self._curves: dict[tuple[int, int], list[float]] = {}
-        self._since = 0
+        self._plain_seen: dict[tuple[int, int], tuple[int, int]] = {}
+        self._since: dict[tuple[int, int], int] = {}
         self._now = 0
         self.version = 0
         self.prompt_token_s: float | None = None if costs is None else costs.prompt_token_s
@@ -118,22 +128,29 @@ class LiveRounds:
     ) -> None:
         """Round `now`, of `texts` texts, scored `rows` rows in all; `plain`: one of each text."""
         kind, self._now = (context, texts.bit_length()), now
-        cell = self._cells.setdefault(kind, {}).setdefault(_place(rows), Recent())
+        cells = self._cells.setdefault(kind, {})
+        place = _place(rows)
+        cell = cells.get(place)
+        if cell is None:
+            cell = cells[place] = Recent()
         cell.add(seconds, now)
         if plain:
-            own = self._plain.setdefault(kind, {})
-            own.setdefault(_place(texts), Recent()).add(seconds, now)
-            self.version += 1
-        self._since += 1
-        if self._since >= EVERY or cell.count <= BELIEVED:
-            self._since = 0
+            self._plain_seen[kind] = self.plain_seen(texts, context)[0] + 1, now
+            own = self._plain.setdefault(kind, {}).setdefault(_place(texts), Recent())
+            own.add(seconds, now)
+            if own.stirred:
+                own.told = own.value
+                self.version += 1
+        since = self._since[kind] = self._since.get(kind, 0) + 1
+        changed = cell.stirred and (since >= EVERY or cell.count <= BELIEVED)
+        if changed or since >= 4 * EVERY:
+            self._since[kind] = 0
             self.version += 1
             self._curves.pop(kind, None)
 
     def plain_seen(self, texts: int, context: int) -> tuple[int, int]:
         """Plain rounds of this kind that were timed, and the last one."""
-        own = self._plain.get((context, texts.bit_length()), {}).values()
-        return sum(one.count for one in own), max((one.at for one in own), default=0)
+        return self._plain_seen.get((context, texts.bit_length()), (0, 0))
 
     def plain_s(self, texts: int, context: int) -> float | None:
         """Seconds of a plain round; None where none was ever timed, nor measured before."""
@@ -172,6 +189,8 @@ class LiveRounds:
             return self._elsewhere(kind, rows)
         places = sorted(cells)
         heights = [cells[place].value for place in places]
+        for place, height in zip(places, heights, strict=True):
+            cells[place].told = height
         least = heights[-1]
         for i in reversed(range(len(places))):
             heights[i] = min(heights[i], SPREAD * least)

@@ -14,6 +14,8 @@ from outrider.tree import TreeBudget
 
 LEAST = 0.05
 """A drafted token less likely to be kept than this is not weighed at all."""
+SLACK = 0.03
+"""Share by which times may change before a plan is made anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,18 @@ class Times:
         if drafted != low:
             found += (drafted - low) * (self.curve[rows + 1] - found)
         return self.plain_s + max(0.0, found - self.curve[self.texts])
+
+    def near(self, others: Times) -> bool:
+        """Whether what was planned with other times, of as many texts, is still worth as much."""
+        if self is others:
+            return True
+        if self.texts != others.texts or self.most != others.most:
+            return False
+        for drafted in (0, self.texts, 4 * self.texts):
+            was_s = others.target_s(drafted)
+            if abs(self.target_s(drafted) - was_s) > SLACK * was_s:
+                return False
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +164,13 @@ def certain(times: Times, chances: Sequenced[Sequenced[float]]) -> Plan | None:
     worth = worth[: max(1, times.most - times.texts)]
     tokens, seconds = float(times.texts), times.plain_s
     best, best_rate, best_s = 0, 0.0, 0.0
+    curve, base_s, last = times.curve, times.curve[times.texts], len(times.curve) - 2
     for taken, (chance, _) in enumerate(worth, start=1):
         if tokens + (len(worth) - taken + 1) * chance <= best_rate * seconds:
             break
         tokens += chance
-        seconds = times.target_s(taken)
+        # As `target_s`, which would be most of the work here.
+        seconds = times.plain_s + max(0.0, curve[min(times.texts + taken, last)] - base_s)
         if tokens > best_rate * seconds:
             best, best_rate, best_s = taken, tokens / seconds, seconds
     lengths = [0] * times.texts

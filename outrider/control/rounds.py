@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from outrider.control.plans import Plan, Times
 from outrider.control.sizes import Grown
+from outrider.decoding import Draft
 from outrider.sequence import Sequence
 from outrider.tree import TreeBudget
 
@@ -70,6 +71,7 @@ class View:
         prompt_rows: rows of prompts that are read in this round, beside the last of each.
         times: what rounds take; None before any was timed.
         offers: each text's best certain draft.
+        whole: of the only certain drafter its number, its draft, and each text's tokens in it.
     """
 
     texts: Sequenced[Sequence]
@@ -82,6 +84,7 @@ class View:
     prompt_rows: int
     times: Times | None
     offers: Sequenced[Offer | None]
+    whole: tuple[int, Draft, list[int]] | None = None
 
     @property
     def clean(self) -> bool:
