@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from outrider.models.layer_gate import Passed
 
-FORMAT = 4
+FORMAT = 5
 """Counts up when what is traced changes, so that older packages are not found."""
 PACKAGE, CONSTANTS = "forward.pt2", "constants.safetensors"
 MOST_ROWS = 1 << 20
@@ -292,6 +292,7 @@ def _build(traced: _Traced, folder: Path) -> None:
 
 def _make(traced: _Traced, folder: Path, scratch: Path) -> None:
     from torch._inductor.utils import fresh_cache
+    from torch.export.graph_signature import InputKind
 
     rows, kept = (torch.export.Dim(name, min=1, max=MOST_ROWS) for name in ("rows", "kept"))
     # Not of length 1 or 2: lengths of the example are never taken for a constant.
@@ -307,6 +308,11 @@ def _make(traced: _Traced, folder: Path, scratch: Path) -> None:
         program = torch.export.export(
             traced, example, dynamic_shapes=({1: rows}, {1: rows}, {0: kept}), strict=False
         )
+        # A number written into a forward would come back under a name of the compiler's; a buffer
+        # keeps its own.
+        for given in program.graph_signature.input_specs:
+            if given.kind == InputKind.CONSTANT_TENSOR:
+                given.kind, given.persistent = InputKind.BUFFER, False
         own = _state(traced)
         extra = {
             name: value.contiguous()

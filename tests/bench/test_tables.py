@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from outrider_models import HEADS
 
 from benchmarks import attention, drafters, generate, linears, logprobs, planner, start
 from outrider import SamplingParams
 from outrider.control.runs import Spread
+from outrider.models.hf import default_dtype
 
 
 def test_drafters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,7 +116,9 @@ def test_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(out.read_text())["medians"]
     assert 0 < found["load_s"] < found["first_token_s"]
     held = found["weights_bytes"] + found["cache_held_bytes"]
-    assert 0.8 * held < found["anonymous_bytes"] < 1.5 * held
+    # However small the model, oneDNN keeps some 40 MB of code for products in bfloat16.
+    code = 48e6 if default_dtype(torch.device("cpu")) == torch.bfloat16 else 0
+    assert 0.8 * held < found["anonymous_bytes"] < 1.5 * held + code
     assert "first token after the imports" in capsys.readouterr().out
 
 

@@ -80,7 +80,6 @@ FOUND = {
     ("pairs", "one seed for all"): "seed ignored",
 }
 LATER = {
-    ("model", "raw law of a truncated draft"): "rule bias",
     ("model", "seed ignored"): "seed ignored",
     ("log-probabilities", "min_p ignored"): "control ignored",
     ("log-probabilities", "penalties once a round"): "control ignored",
@@ -105,6 +104,7 @@ FINE = {
     ("model", "draft in bfloat16"): "numeric drift",
     ("model", "noise used twice"): "rule bias",
     ("model", "end passed over"): "rule bias",
+    ("model", "raw law of a truncated draft"): "rule bias",
     ("log-probabilities", "redrawn from the target"): "rule bias",
     ("log-probabilities", "raw law of a truncated draft"): "rule bias",
     ("log-probabilities", "end swallowed"): "rule bias",
