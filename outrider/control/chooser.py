@@ -41,9 +41,10 @@ class _Standing:
     """The plans of drafters weighed as a whole, which hold while a round is like the one before.
 
     Attributes:
-        like: the texts, which of them may be drafted for, and their classes in the book of the
-            drafter at work.
+        like: the texts, which of them may be drafted for, who keeps enough, and the texts' classes
+            in the book of the drafter at work.
         times: what rounds took, then.
+        levels: seconds of a level of each drafter weighed.
         at: the round in which they were made.
         rounds: for so many they stand: twice as many each time that the same came of it.
         plans: of those who may be chosen.
@@ -51,9 +52,19 @@ class _Standing:
 
     like: tuple[object, ...]
     times: Times
+    levels: list[float]
     at: int
     rounds: int
     plans: list[Plan]
+
+    def holds(self, like: tuple[object, ...], times: Times, levels: list[float]) -> bool:
+        """Whether nothing has happened."""
+        drafted = [times.texts * one.depth for one in self.plans]
+        return (
+            self.like == like
+            and self.times.near(times, drafted)
+            and all(map(plans.alike, self.levels, levels))
+        )
 
 
 class Chooser:
@@ -127,9 +138,11 @@ class Chooser:
         known, and of the one at work little, until a text falls into another class.
         """
         known, at_work = self._known, self._at_work
+        weighed = self._weighed(view)
         like: tuple[object, ...] = (
             [text.key for text in view.texts],
             [view.can_draw(b) for b in range(len(view.texts))],
+            [self.serves(arm, view.rule) for arm in weighed],
             view.rule,
             view.trees,
             known.samples,
@@ -137,10 +150,13 @@ class Chooser:
             at_work.trees,
         )
         if at_work.arm is not None:
-            book = known.book(at_work.arm, view.rule, at_work.trees)
-            like += ([book.cell(text.key) for text in view.texts],)
+            book, trees = known.book(at_work.arm, view.rule, at_work.trees), at_work.trees
+            for text in view.texts:
+                allowed = known.allows_text(at_work.arm, text.key, trees=trees is not None)
+                like += (book.cell(text.key), allowed)
+        levels = [known.level_s(arm, len(view.texts), times) for arm in weighed]
         last = self._standing
-        same = last is not None and last.like == like and times.near(last.times)
+        same = last is not None and last.holds(like, times, levels)
         if (
             last is not None
             and same
@@ -148,15 +164,11 @@ class Chooser:
             and all(self._allowed(one.arm, view, trees=one.trees is not None) for one in last.plans)
         ):
             return last.plans
-        found = [
-            self._best_of(arm, view, times)
-            for arm in self._weighed(view)
-            if self.serves(arm, view.rule)
-        ]
+        found = [self._best_of(arm, view, times) for arm in weighed if self.serves(arm, view.rule)]
         made = [one for one in found if one is not None]
         again = last is not None and same and list(map(_kind, made)) == list(map(_kind, last.plans))
         stands = min(STANDS, 2 * last.rounds) if last is not None and again else 1
-        self._standing = _Standing(like, times, known.now, stands, made)
+        self._standing = _Standing(like, times, levels, known.now, stands, made)
         return made
 
     def _best_of(self, arm: int, view: View, times: Times) -> Plan | None:
@@ -194,7 +206,8 @@ class Chooser:
         known = self._known
         book = known.book(arm, view.rule, trees)
         idle = arm != self._at_work.arm or (view.trees is not None and book.at < known.now - 1)
-        since = 1 if self._standing is None else min(STANDS, known.now - self._standing.at)
+        at = book.at if self._standing is None else max(self._standing.at, book.at + 1)
+        since = max(1, min(STANDS, known.now - at))
         level_s = known.level_s(arm, len(view.texts), times, trees)
         token_s = known.token_s(arm, level_s, times)
         classes: dict[tuple[int, int], int] = {}

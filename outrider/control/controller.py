@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Sequenced
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -82,6 +81,7 @@ class Controller(SeveralDrafters):
         self._known = Knowledge(self.drafters, costs)
         self._chooser = Chooser(self.drafters, self._known, self.settings)
         self._first = self.first_names(self.drafters)
+        self._nothing: dict[int, Draft] = {}
         self._several_certain = sum(drafter.certain for drafter in self.drafters) > 1
         self._states: dict[int, State] = {}
         self._reading: dict[int, int] = {}
@@ -253,7 +253,10 @@ class Controller(SeveralDrafters):
     def _taken(self, current: Round, lengths: Sequenced[int], draws: RoundDraws) -> Draft:
         """The first tokens of certain drafts."""
         if not any(lengths):
-            return _no_draft(len(lengths))
+            nothing = self._nothing.get(len(lengths))
+            if nothing is None:
+                nothing = self._nothing[len(lengths)] = draws.points([[] for _ in lengths])
+            return nothing
         tokens: list[list[int]] = []
         names: list[list[int]] = []
         for b, (offer, length) in enumerate(zip(current.view.offers, lengths, strict=True)):
@@ -342,12 +345,6 @@ class Controller(SeveralDrafters):
         row_s = view.times.target_s(num * (plan.depth + 1)) - view.times.target_s(num * plan.depth)
         level_s = self._known.level_s(arm, num, view.times)
         return min(SURE, plan.rate_tok_s / num * (level_s + row_s))
-
-
-@lru_cache(maxsize=64)
-def _no_draft(num: int) -> Draft:
-    """Nothing for so many texts."""
-    return Draft.chain(torch.zeros(num, 0, dtype=torch.int64), torch.zeros(num).long(), None)
 
 
 def _most_rows(caps: Sequenced[int], draws: RoundDraws) -> int:

@@ -126,9 +126,9 @@ class Knowledge:
 
     def times(self, num_texts: int, context: int, most: int) -> Times | None:
         """What rounds of up to `most` drafted tokens take; None before any was timed."""
-        version, rows = self._live.version, num_texts + most + 2
+        rows = num_texts + most + 2
         of, found = self._times.get((num_texts, context), (-1, None))
-        if of == version and found is not None and len(found.curve) > rows:
+        if of == self._live.version and found is not None and len(found.curve) > rows:
             return found
         plain_s = self._live.plain_s(num_texts, context)
         curve = self._live.curve(num_texts, context, rows)
@@ -137,7 +137,7 @@ class Knowledge:
         seen = max(self._live.most_rows(num_texts, context) or 1, num_texts)
         # A clock may be too coarse to see a round at all.
         found = Times(num_texts, max(plain_s, 1e-9), curve, 2 * seen + 4)
-        self._times[num_texts, context] = version, found
+        self._times[num_texts, context] = self._live.version, found
         return found
 
     def level_s(
@@ -200,6 +200,7 @@ class Knowledge:
         made = num + sum(done.kept.values())
         target_s = times.score_s + times.verify_s + times.commit_s
         self._count(done, made, target_s + times.draft_s)
+        self.samples += done.choice.stake is not None
         if rows or plan.arm is not None:
             self._keep(done)
         plain_s = self._live.plain_s(num, view.context)
@@ -263,7 +264,6 @@ class Knowledge:
         """What was kept of whose tokens."""
         view, plan = done.view, done.plan
         trees, sample = plan.trees, plan.only is not None
-        self.samples += sample
         for b, text in enumerate(view.texts):
             arm, asked, offered = done.served[b], done.asked[b], done.offered[b]
             if arm is None:

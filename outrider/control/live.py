@@ -43,16 +43,15 @@ class Recent:
     Attributes:
         count: values there ever were.
         at: the round of the last one.
-        told: the value as somebody last took it down.
     """
 
-    __slots__ = ("_last", "_value", "at", "count", "told")
+    __slots__ = ("_last", "_told", "_told_of", "_value", "at", "count")
 
     def __init__(self) -> None:
         self._last: deque[tuple[int, float]] = deque(maxlen=REMEMBERED)
         self._value: float | None = None
         self.count = self.at = 0
-        self.told = 0.0
+        self._told, self._told_of = 0.0, 0
 
     def add(self, value: float, now: int) -> None:
         """One more; those of long ago are forgotten."""
@@ -77,9 +76,21 @@ class Recent:
         return len(self._last) >= BELIEVED
 
     @property
+    def few(self) -> bool:
+        """Whether each further value tells much."""
+        return len(self._last) <= BELIEVED
+
+    def taken_down(self) -> float:
+        """The value; from now on it is told whether it changes."""
+        self._told, self._told_of = self.value, len(self._last)
+        return self._told
+
+    @property
     def stirred(self) -> bool:
-        """Whether the value is another than was taken down, or now believed."""
-        return self.count == BELIEVED or abs(self.value - self.told) > STIR * self.told
+        """Whether the value is another than was taken down, or is believed otherwise."""
+        held = min(len(self._last), BELIEVED)
+        changed = abs(self.value - self._told) > STIR * self._told
+        return changed or held != min(self._told_of, BELIEVED)
 
     def worth(self, guess: float, now: int) -> float:
         """The value, within what may be thought of few or old ones where `guess` was expected."""
@@ -119,6 +130,7 @@ class LiveRounds:
         self._curves: dict[tuple[int, int], list[float]] = {}
         self._plain_seen: dict[tuple[int, int], tuple[int, int]] = {}
         self._since: dict[tuple[int, int], int] = {}
+        self._stirred: set[tuple[int, int]] = set()
         self._now = 0
         self.version = 0
         self.prompt_token_s: float | None = None if costs is None else costs.prompt_token_s
@@ -139,12 +151,13 @@ class LiveRounds:
             own = self._plain.setdefault(kind, {}).setdefault(_place(texts), Recent())
             own.add(seconds, now)
             if own.stirred:
-                own.told = own.value
+                own.taken_down()
                 self.version += 1
+        if cell.stirred:
+            self._stirred.add(kind)
         since = self._since[kind] = self._since.get(kind, 0) + 1
-        changed = cell.stirred and (since >= EVERY or cell.count <= BELIEVED)
-        if changed or since >= 4 * EVERY:
-            self._since[kind] = 0
+        due = since >= EVERY or cell.few
+        if (due and kind in self._stirred) or since >= 4 * EVERY:
             self.version += 1
             self._curves.pop(kind, None)
 
@@ -181,6 +194,7 @@ class LiveRounds:
             if known is None:
                 return None
             self._curves[kind] = known
+            self.version += 1
         return known
 
     def _drawn(self, kind: tuple[int, int], rows: int) -> list[float] | None:
@@ -188,9 +202,9 @@ class LiveRounds:
         if not cells:
             return self._elsewhere(kind, rows)
         places = sorted(cells)
-        heights = [cells[place].value for place in places]
-        for place, height in zip(places, heights, strict=True):
-            cells[place].told = height
+        heights = [cells[place].taken_down() for place in places]
+        self._since[kind] = 0
+        self._stirred.discard(kind)
         least = heights[-1]
         for i in reversed(range(len(places))):
             heights[i] = min(heights[i], SPREAD * least)

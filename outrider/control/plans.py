@@ -66,17 +66,19 @@ class Times:
             found += (drafted - low) * (self.curve[rows + 1] - found)
         return self.plain_s + max(0.0, found - self.curve[self.texts])
 
-    def near(self, others: Times) -> bool:
-        """Whether what was planned with other times, of as many texts, is still worth as much."""
+    def near(self, others: Times, drafted: Sequenced[int] = ()) -> bool:
+        """Whether a plan made with other times, of so many drafted rows, is worth as much now."""
         if self is others:
             return True
         if self.texts != others.texts or self.most != others.most:
             return False
-        for drafted in (0, self.texts, 4 * self.texts):
-            was_s = others.target_s(drafted)
-            if abs(self.target_s(drafted) - was_s) > SLACK * was_s:
-                return False
-        return True
+        rows = (0, self.texts, 4 * self.texts, *drafted)
+        return all(alike(self.target_s(num), others.target_s(num)) for num in rows)
+
+
+def alike(a_s: float, b_s: float) -> bool:
+    """Whether two times are the same for a plan."""
+    return abs(a_s - b_s) <= SLACK * max(a_s, b_s)
 
 
 @dataclass(frozen=True, slots=True)

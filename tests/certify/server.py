@@ -206,8 +206,10 @@ def serving(settings: Settings, port: int = 0) -> Iterator[str]:
         thread.join()
 
 
-def bundled(bias: float = 0.0, rule: str | None = None, style: str = "vllm") -> Settings:
-    llm = LLM.load("bundled", drafter="draft")
+def bundled(
+    bias: float = 0.0, rule: str | None = None, style: str = "vllm", dtype: str | None = None
+) -> Settings:
+    llm = LLM.load("bundled", drafter="draft", dtype=dtype)
     return Settings(
         Bundled(llm, rule, bias), llm.tokenizer.encode, lambda x: llm.tokenizer.decode([x]), style
     )
@@ -219,8 +221,9 @@ def main() -> None:
     parser.add_argument("--bias", type=float, default=0.0, help="mean total variation, planted")
     parser.add_argument("--rule", default=None, help="a verification rule; coupled by default")
     parser.add_argument("--style", choices=STYLES, default="vllm", help="what is told of tokens")
+    parser.add_argument("--dtype", help="of the weights; what the device has by default")
     options = parser.parse_args()
-    settings = bundled(options.bias, options.rule, options.style)
+    settings = bundled(options.bias, options.rule, options.style, options.dtype)
     with serving(settings, options.port) as url, contextlib.suppress(KeyboardInterrupt):
         print(f"serving the bundled pair at {url}", flush=True)
         threading.Event().wait()

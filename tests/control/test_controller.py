@@ -153,6 +153,31 @@ def test_offers_not_taken_are_scored_all_the_same(monkeypatch) -> None:
     assert book.drafted > 3
     assert world.controller.report()["draft"]["rounds"] > 5
 
+@pytest.mark.parametrize("texts", [1, 4])
+def test_a_drafter_below_the_rate_is_left_at_once(monkeypatch, texts: int) -> None:
+    """However well the rounds before it went, and however long their plan would stand."""
+    world = World(
+        monkeypatch,
+        draft_s=lambda rows: 0.002,
+        target_s=lambda rows: 1 + 0.0005 * rows,
+        wrong=lambda place: 0.0 if place < 150 else float(place % 8 == 7),
+        min_acceptance_rate=0.6,
+    )
+    chooser, known = world.controller._chooser, world.controller._known
+    choose, below = chooser.choose, list[bool]()
+
+    def watched(view):
+        rate, choice = known.rate(0, view.rule), choose(view)
+        if choice.plan.arm == 0 and choice.stake is None:
+            below.append(rate is not None and rate < 0.6)
+        return choice
+
+    chooser.choose = watched  # type: ignore[method-assign]
+    for i in range(3):
+        world.run(400, [(1, 2, 3 + i)] * texts)
+    assert len(below) > 20 and not any(below)
+
+
 
 def test_the_bounds_hold(monkeypatch) -> None:
     world = World(monkeypatch, max_depth=2)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
 from outrider.control.knowledge import Knowledge
+from outrider.control.live import AGE, BELIEVED, EVERY, LiveRounds
 from outrider.control.plans import LEAST, Class, Drawing, Times, certain, drawn
 from outrider.drafters import NgramDrafter
 
@@ -71,3 +73,40 @@ def test_a_plain_round_is_known_at_once() -> None:
         told = known.times(1, 0, 4)
         assert told is not None and told.plain_s == known._live.plain_s(1, 0)
     assert told.plain_s == 1.0
+
+
+def seen(live: LiveRounds, rows: Sequence[int], seconds: float, now: int) -> int:
+    """Rounds of some row counts after another, one text each; the last one's number."""
+    for num in rows:
+        now += 1
+        live.saw(1, num, 0, seconds, now, plain=num == 1)
+        live.curve(1, 0, 12)
+    return now
+
+
+@pytest.mark.parametrize("phase", range(0, 33, 3))
+def test_a_curve_learns_of_what_was_slow_and_is_not_seen_again(phase: int) -> None:
+    live = LiveRounds()
+    now = seen(live, [1, 5, 9] * 20 + [5] * phase, 1.0, 0)
+    now = seen(live, [9] * 4, 4.0, now)
+    seen(live, [5] * EVERY, 1.0, now)
+    curve = live.curve(1, 0, 12)
+    assert curve is not None and curve[9] > 2
+
+
+def test_a_curve_believes_anew_what_was_not_seen_for_long() -> None:
+    live = LiveRounds()
+    now = seen(live, [1, 5] * 10, 1.0, 0) + AGE
+    now = seen(live, [1] * 100, 1.0, now)
+    seen(live, [5] * (BELIEVED + 1), 6.0, now)
+    curve = live.curve(1, 0, 8)
+    assert curve is not None and curve[5] == 6.0
+
+
+@pytest.mark.parametrize("rows", [1, 3, 6, 17])
+def test_a_plan_is_made_anew_where_its_rows_take_longer(rows: int) -> None:
+    flat = Times(1, 1.0, [1.0] * 40)
+    steep = Times(1, 1.0, [*[1.0] * (rows + 1), *[2.0] * (39 - rows)])
+    assert flat.near(flat) and flat.near(Times(1, 1.01, [1.01] * 40), [rows])
+    assert not flat.near(steep, [rows]) and not flat.near(Times(1, 1.1, [1.1] * 40))
+    assert not flat.near(Times(1, 1.0, [1.0] * 40, most=9))
