@@ -153,6 +153,7 @@ def test_offers_not_taken_are_scored_all_the_same(monkeypatch) -> None:
     assert book.drafted > 3
     assert world.controller.report()["draft"]["rounds"] > 5
 
+
 @pytest.mark.parametrize("texts", [1, 4])
 def test_a_drafter_below_the_rate_is_left_at_once(monkeypatch, texts: int) -> None:
     """However well the rounds before it went, and however long their plan would stand."""
@@ -176,7 +177,6 @@ def test_a_drafter_below_the_rate_is_left_at_once(monkeypatch, texts: int) -> No
     for i in range(3):
         world.run(400, [(1, 2, 3 + i)] * texts)
     assert len(below) > 20 and not any(below)
-
 
 
 def test_the_bounds_hold(monkeypatch) -> None:
