@@ -96,14 +96,14 @@ class Book:
         """The drafter was asked and had nothing to say: that is bad luck of this text alone."""
         self._luck[text] = (1.0 - LUCK_STEP) * self._luck_of(text)
 
-    def drift(self, text: int, rounds: int = 1) -> None:
-        """Rounds without a draft: what was bad luck with the text is forgotten, little by little.
+    def drift(self, text: int) -> None:
+        """A round without a draft: what was bad luck with the text is forgotten, little by little.
 
         A text whose drafts were no good would otherwise never be drafted for again.
         """
         luck = self._luck.get(text)
         if luck is not None:
-            self._luck[text] = self._overall + (1.0 - DRIFT) ** rounds * (luck - self._overall)
+            self._luck[text] = luck + DRIFT * (self._overall - luck)
 
     @property
     def rate(self) -> float | None:

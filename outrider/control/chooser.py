@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Sequenced
-from dataclasses import dataclass
 
 from outrider.control import plans
 from outrider.control.knowledge import Knowledge
@@ -22,8 +21,6 @@ SAMPLE_EVERY = 12
 LOOK_AGAIN = 4
 """Rounds after which it is looked anew whether a sample can be afforded."""
 SAMPLE_DEPTH = 2
-STANDS = 8
-"""Rounds for which a drafter's plan stands at most, unless something has happened."""
 
 NOTHING = Plan(None, 0, 0.0, 0.0)
 _CHAINS = (None,)
@@ -34,37 +31,6 @@ HELD = "nobody promises clearly more"
 PLAIN = "nobody promises more than plain decoding"
 SAMPLED = "a sample, to know whether it would pay"
 FALLBACK = "nobody else pays, and it is the fallback"
-
-
-@dataclass(slots=True)
-class _Standing:
-    """The plans of drafters weighed as a whole, which hold while a round is like the one before.
-
-    Attributes:
-        like: the texts, which of them may be drafted for, who keeps enough, and the texts' classes
-            in the book of the drafter at work.
-        times: what rounds took, then.
-        levels: seconds of a level of each drafter weighed.
-        at: the round in which they were made.
-        rounds: for so many they stand: twice as many each time that the same came of it.
-        plans: of those who may be chosen.
-    """
-
-    like: tuple[object, ...]
-    times: Times
-    levels: list[float]
-    at: int
-    rounds: int
-    plans: list[Plan]
-
-    def holds(self, like: tuple[object, ...], times: Times, levels: list[float]) -> bool:
-        """Whether nothing has happened."""
-        drafted = [times.texts * one.depth for one in self.plans]
-        return (
-            self.like == like
-            and self.times.near(times, drafted)
-            and all(map(plans.alike, self.levels, levels))
-        )
 
 
 class Chooser:
@@ -86,8 +52,7 @@ class Chooser:
         self._fallback = next(
             (arm for arm, one in enumerate(drafters) if one.name == settings.fallback), None
         )
-        self._at_work: Plan = NOTHING
-        self._standing: _Standing | None = None
+        self._at_work: int | None = None
 
     def choose(self, view: View) -> Choice:
         """The plan, and why."""
@@ -103,14 +68,14 @@ class Chooser:
             if one.rate_tok_s > best.rate_tok_s:
                 best, why = one, MOST
         for one in found:
-            at_work = one.arm is not None and one.arm == self._at_work.arm != best.arm
+            at_work = one.arm is not None and one.arm == self._at_work != best.arm
             if at_work and best.rate_tok_s < HYSTERESIS * one.rate_tok_s:
                 best, why = one, HELD
         if why == PLAIN and self._fallback is not None:
             for one in found:
                 if one.arm == (None if self._fallback in self._certain else self._fallback):
                     best, why = one, FALLBACK
-        self._at_work = best
+        self._at_work = best.arm
         sample = self._sample(view, times, found, best) if view.clean else None
         return Choice(best, why) if sample is None else sample
 
@@ -124,52 +89,14 @@ class Chooser:
 
     def _alternatives(self, view: View, times: Times) -> list[Plan]:
         """The best plan of each kind that is allowed now."""
-        found = self._weighed_now(view, times)
+        found: list[Plan | None] = []
         if any(view.offers) and self._allowed(None, view):
             chances = [() if offer is None else offer.survival for offer in view.offers]
-            taken = plans.certain(times, chances)
-            found = found if taken is None else [taken, *found]
-        return found
-
-    def _weighed_now(self, view: View, times: Times) -> list[Plan]:
-        """The best plans of drafters weighed as a whole; those of the last rounds while they hold.
-
-        A look-up's offer is another one each round; of a drafter that is not asked nothing new is
-        known, and of the one at work little, until a text falls into another class.
-        """
-        known, at_work = self._known, self._at_work
-        weighed = self._weighed(view)
-        like: tuple[object, ...] = (
-            [text.key for text in view.texts],
-            [view.can_draw(b) for b in range(len(view.texts))],
-            [self.serves(arm, view.rule) for arm in weighed],
-            view.rule,
-            view.trees,
-            known.samples,
-            at_work.arm,
-            at_work.trees,
-        )
-        if at_work.arm is not None:
-            book, trees = known.book(at_work.arm, view.rule, at_work.trees), at_work.trees
-            for text in view.texts:
-                allowed = known.allows_text(at_work.arm, text.key, trees=trees is not None)
-                like += (book.cell(text.key), allowed)
-        levels = [known.level_s(arm, len(view.texts), times) for arm in weighed]
-        last = self._standing
-        same = last is not None and last.holds(like, times, levels)
-        if (
-            last is not None
-            and same
-            and known.now < last.at + last.rounds
-            and all(self._allowed(one.arm, view, trees=one.trees is not None) for one in last.plans)
-        ):
-            return last.plans
-        found = [self._best_of(arm, view, times) for arm in weighed if self.serves(arm, view.rule)]
-        made = [one for one in found if one is not None]
-        again = last is not None and same and list(map(_kind, made)) == list(map(_kind, last.plans))
-        stands = min(STANDS, 2 * last.rounds) if last is not None and again else 1
-        self._standing = _Standing(like, times, levels, known.now, stands, made)
-        return made
+            found.append(plans.certain(times, chances))
+        for arm in self._weighed(view):
+            if self.serves(arm, view.rule):
+                found.append(self._best_of(arm, view, times))
+        return [one for one in found if one is not None]
 
     def _best_of(self, arm: int, view: View, times: Times) -> Plan | None:
         """A drafter's best plan: its chains, or its trees of some size; of equals the smaller."""
@@ -205,9 +132,7 @@ class Chooser:
         """A drafter as it stands for the texts that it could draft for."""
         known = self._known
         book = known.book(arm, view.rule, trees)
-        idle = arm != self._at_work.arm or (view.trees is not None and book.at < known.now - 1)
-        at = book.at if self._standing is None else max(self._standing.at, book.at + 1)
-        since = max(1, min(STANDS, known.now - at))
+        idle = arm != self._at_work or (view.trees is not None and book.at < known.now - 1)
         level_s = known.level_s(arm, len(view.texts), times, trees)
         token_s = known.token_s(arm, level_s, times)
         classes: dict[tuple[int, int], int] = {}
@@ -216,7 +141,7 @@ class Chooser:
             if not view.can_draw(b):
                 continue
             if idle:
-                book.drift(text.key, since)
+                book.drift(text.key)
             if not known.allows_text(arm, text.key, trees=trees is not None):
                 continue
             unread = view.unread(arm, b)
@@ -247,14 +172,15 @@ class Chooser:
     ) -> Choice | None:
         """A trial of who was not chosen, where the budget has what it is expected to lose."""
         known = self._known
+        taken = {one.arm: one for one in found}.get(None)
+        able = [b for b in range(len(view.texts)) if view.can_draw(b)]
         for kind in (None, *self._weighed(view)):
             chosen = best.depth > 0 and kind == best.arm
-            at_hand = chosen and (kind is None or view.trees is None)
-            if at_hand or known.due.get(kind, 0) > known.now:
-                continue
-            taken = next((one for one in found if one.arm is None), None)
-            able = [b for b in range(len(view.texts)) if view.can_draw(b)]
-            if not (taken if kind is None else able):
+            if (
+                (chosen and (kind is None or view.trees is None))
+                or known.due.get(kind, 0) > known.now
+                or not (taken if kind is None else able)
+            ):
                 continue
             known.due[kind] = known.now + LOOK_AGAIN
             if kind is None:
@@ -314,10 +240,6 @@ class Chooser:
         reading_s = view.unread(arm, b) * known.token_s(arm, level_s, times)
         expected_s = times.target_s(sum(lengths)) + depth * level_s + reading_s
         return Plan(arm, depth, tokens / expected_s, expected_s, tuple(lengths), b, trees)
-
-
-def _kind(plan: Plan) -> tuple[object, ...]:
-    return plan.arm, plan.trees, plan.depth
 
 
 def _ranked(view: View) -> bool:

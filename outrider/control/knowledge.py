@@ -40,7 +40,6 @@ class Knowledge:
         guards: a ledger of each of these, drafting trees or not, with about so many texts under one
             rule, and with a text.
         due: the first round in which it is looked whether to sample.
-        samples: that came back so far.
         tallies: by the names of who drafted.
     """
 
@@ -66,7 +65,6 @@ class Knowledge:
         self.guards: dict[tuple[int | None, bool, int, str | None], Guard] = {}
         self._paces: dict[tuple[int | None, bool, int, str], Pace] = {}
         self.due: dict[int | None, int] = dict.fromkeys(kinds, 0)
-        self.samples = 0
         self.tallies: dict[str, Tally] = {}
         self._together: dict[frozenset[int | None], Tally] = {}
 
@@ -200,7 +198,6 @@ class Knowledge:
         made = num + sum(done.kept.values())
         target_s = times.score_s + times.verify_s + times.commit_s
         self._count(done, made, target_s + times.draft_s)
-        self.samples += done.choice.stake is not None
         if rows or plan.arm is not None:
             self._keep(done)
         plain_s = self._live.plain_s(num, view.context)

@@ -32,9 +32,7 @@ CONTEXT = 512
 USUAL = 4
 """Levels over which what a drafter takes in any round is spread."""
 EVERY = 8
-"""Rounds after which a curve is drawn anew, if anything on it has changed by a share `STIR`; four
-times as many, and it is drawn anew whatever has happened: values grow old, too."""
-STIR = 0.02
+"""Rounds after which the curve is drawn anew."""
 
 
 class Recent:
@@ -45,13 +43,12 @@ class Recent:
         at: the round of the last one.
     """
 
-    __slots__ = ("_last", "_told", "_told_of", "_value", "at", "count")
+    __slots__ = ("_last", "_value", "at", "count")
 
     def __init__(self) -> None:
         self._last: deque[tuple[int, float]] = deque(maxlen=REMEMBERED)
         self._value: float | None = None
         self.count = self.at = 0
-        self._told, self._told_of = 0.0, 0
 
     def add(self, value: float, now: int) -> None:
         """One more; those of long ago are forgotten."""
@@ -74,23 +71,6 @@ class Recent:
     def believed(self) -> bool:
         """Whether there are enough."""
         return len(self._last) >= BELIEVED
-
-    @property
-    def few(self) -> bool:
-        """Whether each further value tells much."""
-        return len(self._last) <= BELIEVED
-
-    def taken_down(self) -> float:
-        """The value; from now on it is told whether it changes."""
-        self._told, self._told_of = self.value, len(self._last)
-        return self._told
-
-    @property
-    def stirred(self) -> bool:
-        """Whether the value is another than was taken down, or is believed otherwise."""
-        held = min(len(self._last), BELIEVED)
-        changed = abs(self.value - self._told) > STIR * self._told
-        return changed or held != min(self._told_of, BELIEVED)
 
     def worth(self, guess: float, now: int) -> float:
         """The value, within what may be thought of few or old ones where `guess` was expected."""
@@ -128,9 +108,7 @@ class LiveRounds:
         self._plain: dict[tuple[int, int], dict[int, Recent]] = {}
         self._cells: dict[tuple[int, int], dict[int, Recent]] = {}
         self._curves: dict[tuple[int, int], list[float]] = {}
-        self._plain_seen: dict[tuple[int, int], tuple[int, int]] = {}
-        self._since: dict[tuple[int, int], int] = {}
-        self._stirred: set[tuple[int, int]] = set()
+        self._since = 0
         self._now = 0
         self.version = 0
         self.prompt_token_s: float | None = None if costs is None else costs.prompt_token_s
@@ -140,30 +118,22 @@ class LiveRounds:
     ) -> None:
         """Round `now`, of `texts` texts, scored `rows` rows in all; `plain`: one of each text."""
         kind, self._now = (context, texts.bit_length()), now
-        cells = self._cells.setdefault(kind, {})
-        place = _place(rows)
-        cell = cells.get(place)
-        if cell is None:
-            cell = cells[place] = Recent()
+        cell = self._cells.setdefault(kind, {}).setdefault(_place(rows), Recent())
         cell.add(seconds, now)
         if plain:
-            self._plain_seen[kind] = self.plain_seen(texts, context)[0] + 1, now
-            own = self._plain.setdefault(kind, {}).setdefault(_place(texts), Recent())
-            own.add(seconds, now)
-            if own.stirred:
-                own.taken_down()
-                self.version += 1
-        if cell.stirred:
-            self._stirred.add(kind)
-        since = self._since[kind] = self._since.get(kind, 0) + 1
-        due = since >= EVERY or cell.few
-        if (due and kind in self._stirred) or since >= 4 * EVERY:
+            own = self._plain.setdefault(kind, {})
+            own.setdefault(_place(texts), Recent()).add(seconds, now)
+            self.version += 1
+        self._since += 1
+        if self._since >= EVERY or cell.count <= BELIEVED:
+            self._since = 0
             self.version += 1
             self._curves.pop(kind, None)
 
     def plain_seen(self, texts: int, context: int) -> tuple[int, int]:
         """Plain rounds of this kind that were timed, and the last one."""
-        return self._plain_seen.get((context, texts.bit_length()), (0, 0))
+        own = self._plain.get((context, texts.bit_length()), {}).values()
+        return sum(one.count for one in own), max((one.at for one in own), default=0)
 
     def plain_s(self, texts: int, context: int) -> float | None:
         """Seconds of a plain round; None where none was ever timed, nor measured before."""
@@ -194,7 +164,6 @@ class LiveRounds:
             if known is None:
                 return None
             self._curves[kind] = known
-            self.version += 1
         return known
 
     def _drawn(self, kind: tuple[int, int], rows: int) -> list[float] | None:
@@ -202,9 +171,7 @@ class LiveRounds:
         if not cells:
             return self._elsewhere(kind, rows)
         places = sorted(cells)
-        heights = [cells[place].taken_down() for place in places]
-        self._since[kind] = 0
-        self._stirred.discard(kind)
+        heights = [cells[place].value for place in places]
         least = heights[-1]
         for i in reversed(range(len(places))):
             heights[i] = min(heights[i], SPREAD * least)

@@ -14,8 +14,6 @@ from outrider.tree import TreeBudget
 
 LEAST = 0.05
 """A drafted token less likely to be kept than this is not weighed at all."""
-SLACK = 0.03
-"""Share by which times may change before a plan is made anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +63,6 @@ class Times:
         if drafted != low:
             found += (drafted - low) * (self.curve[rows + 1] - found)
         return self.plain_s + max(0.0, found - self.curve[self.texts])
-
-    def near(self, others: Times, drafted: Sequenced[int] = ()) -> bool:
-        """Whether a plan made with other times, of so many drafted rows, is worth as much now."""
-        if self is others:
-            return True
-        if self.texts != others.texts or self.most != others.most:
-            return False
-        rows = (0, self.texts, 4 * self.texts, *drafted)
-        return all(alike(self.target_s(num), others.target_s(num)) for num in rows)
-
-
-def alike(a_s: float, b_s: float) -> bool:
-    """Whether two times are the same for a plan."""
-    return abs(a_s - b_s) <= SLACK * max(a_s, b_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,8 +119,7 @@ def test_a_sample_leaves_other_texts_their_own_offers(monkeypatch) -> None:
         one["reasons"].get("a sample, to know whether it would pay", 0)
         for one in world.controller.report().values()
     )
-    # Each of two kinds once in twelve rounds.
-    assert sampled <= 2 / 12 * sum(one["rounds"] for one in world.controller.report().values())
+    assert sampled < 0.15 * sum(one["rounds"] for one in world.controller.report().values())
 
 
 @pytest.mark.parametrize("chunk", [256, 512, 2048])

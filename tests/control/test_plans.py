@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from outrider.control.knowledge import Knowledge
-from outrider.control.live import AGE, BELIEVED, EVERY, LiveRounds
+from outrider.control.live import AGE, EVERY, LiveRounds
 from outrider.control.plans import LEAST, Class, Drawing, Times, certain, drawn
 from outrider.drafters import NgramDrafter
 
@@ -98,15 +98,6 @@ def test_a_curve_believes_anew_what_was_not_seen_for_long() -> None:
     live = LiveRounds()
     now = seen(live, [1, 5] * 10, 1.0, 0) + AGE
     now = seen(live, [1] * 100, 1.0, now)
-    seen(live, [5] * (BELIEVED + 1), 6.0, now)
+    seen(live, [5] * EVERY, 6.0, now)
     curve = live.curve(1, 0, 8)
     assert curve is not None and curve[5] == 6.0
-
-
-@pytest.mark.parametrize("rows", [1, 3, 6, 17])
-def test_a_plan_is_made_anew_where_its_rows_take_longer(rows: int) -> None:
-    flat = Times(1, 1.0, [1.0] * 40)
-    steep = Times(1, 1.0, [*[1.0] * (rows + 1), *[2.0] * (39 - rows)])
-    assert flat.near(flat) and flat.near(Times(1, 1.01, [1.01] * 40), [rows])
-    assert not flat.near(steep, [rows]) and not flat.near(Times(1, 1.1, [1.1] * 40))
-    assert not flat.near(Times(1, 1.0, [1.0] * 40, most=9))
