@@ -24,16 +24,17 @@ from tests.bench.conftest import SHAPE, Pair
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 PROMPTS = [[5, 9, 11], [7, 7, 30, 21]]
 GB = 1e9
+OPTIONS: dict[str, Any] = {"compile": False, "share_prefixes": False, "dtype": "float32"}
 
 
 @pytest.fixture(scope="module")
 def plain(pair: Pair) -> LLM:
-    return LLM.load(pair.target, "none", compile=False, share_prefixes=False)
+    return LLM.load(pair.target, "none", **OPTIONS)
 
 
 @pytest.fixture(scope="module")
 def fast(pair: Pair) -> LLM:
-    return LLM.load(pair.target, f"draft:{pair.stranger}", compile=False, share_prefixes=False)
+    return LLM.load(pair.target, f"draft:{pair.stranger}", **OPTIONS)
 
 
 def stages_of(found: Profile) -> dict[str, Any]:
@@ -156,7 +157,7 @@ def test_texts_are_the_same_under_hooks(fast: LLM) -> None:
 
 @pytest.mark.parametrize("spec", ["early-exit:1", "int8", "suffix+ngram"])
 def test_other_drafters(pair: Pair, spec: str) -> None:
-    llm = LLM.load(pair.target, spec, compile=False, share_prefixes=False)
+    llm = LLM.load(pair.target, spec, **OPTIONS)
     found = stages_of(profile(llm, [[5, 9, 5, 9, 5, 9]], GREEDY, bandwidth=GB))
     assert found["target: linears"].num_bytes > 0
     assert ("draft: linears" in found) == (spec != "suffix+ngram")

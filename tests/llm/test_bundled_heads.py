@@ -16,7 +16,7 @@ SEEDED = SamplingParams(seed=11, max_tokens=24)
 
 @pytest.fixture(scope="module")
 def plain() -> list[tuple[int, ...]]:
-    llm = LLM.load("bundled", drafter="none")
+    llm = LLM.load("bundled", drafter="none", dtype="float32")
     return [done.token_ids for p in (GREEDY, SEEDED) for done in llm.generate(PROMPTS, p)]
 
 
@@ -25,7 +25,7 @@ def plain() -> list[tuple[int, ...]]:
 def test_it_drafts_for_the_bundled_target(
     head: str, width: int, plain: list[tuple[int, ...]]
 ) -> None:
-    llm = LLM.load("bundled", drafter=f"{head}:bundled", k=3, width=width)
+    llm = LLM.load("bundled", drafter=f"{head}:bundled", k=3, width=width, dtype="float32")
     greedy, seeded = (llm.generate(PROMPTS, params) for params in (GREEDY, SEEDED))
     assert [done.token_ids for done in (*greedy, *seeded)] == plain
     rounds, kept = (
