@@ -20,7 +20,7 @@ from outrider.control.chooser import Chooser
 from outrider.control.costs import Costs
 from outrider.control.knowledge import Knowledge
 from outrider.control.live import context_class
-from outrider.control.rounds import Offer, Pending, Round, State, View
+from outrider.control.rounds import Offer, Pending, Round, Said, State, View
 from outrider.control.settings import ControlSettings
 from outrider.control.sizes import Grown
 from outrider.decoding import Draft
@@ -36,7 +36,6 @@ READ_AHEAD = 512
 reads it in chunks where that is more than one."""
 SCORED = 4
 """Tokens of a certain draft that is not taken which are compared with what came."""
-_Whole = tuple[int, Draft, list[int]] | None
 SURE = 0.9
 """The confidence that is asked of a drafted token at most."""
 
@@ -178,8 +177,8 @@ class Controller(SeveralDrafters):
             prompt_rows += 0 if state.rounds else text.num_prompt - 1
             if state.pending:
                 self._known.compare(text, state, 1 / len(texts))
-        context = context_class(sum([len(text.tokens) for text in texts]) // len(texts))
-        offers, whole = self._offers(texts, caps, draws)
+        context = context_class(sum(len(text.tokens) for text in texts) // len(texts))
+        offers, said = self._offers(texts, caps, draws)
         return View(
             texts=tuple(texts),
             states=states,
@@ -191,12 +190,12 @@ class Controller(SeveralDrafters):
             prompt_rows=prompt_rows,
             times=self._known.times(len(texts), context, _most_rows(caps, draws)),
             offers=offers,
-            whole=whole,
+            said=said,
         )
 
     def _offers(
         self, texts: Sequenced[Sequence], caps: list[int], draws: RoundDraws
-    ) -> tuple[list[Offer | None], _Whole]:
+    ) -> tuple[list[Offer | None], Said | None]:
         """Each text's best certain chain, by what the book has of it; and what one drafter said."""
         if draws.trees is not None and draws.max_certain:
             with _bounded(draws, None):
@@ -205,7 +204,7 @@ class Controller(SeveralDrafters):
         if draws.trees is not None:
             # The rule takes no certain tokens.
             return best, None
-        whole: _Whole = None
+        said: Said | None = None
         worth = [0.0] * len(texts)
         for arm, drafter in enumerate(self.drafters):
             if not drafter.certain:
@@ -214,7 +213,7 @@ class Controller(SeveralDrafters):
             serves = self._chooser.serves(arm, texts[0].rule)
             book = self._known.book(arm, texts[0].rule)
             counts = draft.tree.counts_B.tolist()
-            whole = None if self._several_certain else (arm, draft, counts)
+            said = None if self._several_certain else Said(arm, draft, counts)
             if not any(counts):
                 continue
             rows = draft.tree.tokens_BN.tolist()
@@ -234,7 +233,7 @@ class Controller(SeveralDrafters):
                 pending = self._states[key].pending
                 if arm not in pending:
                     pending[arm] = Pending(tokens[:SCORED], len(texts[b].tokens), cell)
-        return best, whole
+        return best, said
 
     def _drafted(self, current: Round, draws: RoundDraws) -> Draft:
         """The draft of the plan."""
@@ -269,9 +268,9 @@ class Controller(SeveralDrafters):
             current.served[b], current.taken[b], current.asked[b] = offer.arm, True, length
             current.cells[b] = offer.cell
             current.view.states[b].pending.pop(offer.arm, None)
-        whole = current.view.whole
-        if whole is not None and whole[2] == list(lengths):
-            return self._named(whole[1], whole[0])
+        said = current.view.said
+        if said is not None and said.lengths == list(lengths):
+            return self._named(said.draft, said.arm)
         draft = draws.points(tokens)
         most = draft.tree.num_nodes
         part_BN = torch.tensor([[*row, *[0] * (most - len(row))] for row in names])

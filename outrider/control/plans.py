@@ -150,13 +150,11 @@ def certain(times: Times, chances: Sequenced[Sequenced[float]]) -> Plan | None:
     worth = worth[: max(1, times.most - times.texts)]
     tokens, seconds = float(times.texts), times.plain_s
     best, best_rate, best_s = 0, 0.0, 0.0
-    curve, base_s, last = times.curve, times.curve[times.texts], len(times.curve) - 2
     for taken, (chance, _) in enumerate(worth, start=1):
         if tokens + (len(worth) - taken + 1) * chance <= best_rate * seconds:
             break
         tokens += chance
-        # As `target_s`, which would be most of the work here.
-        seconds = times.plain_s + max(0.0, curve[min(times.texts + taken, last)] - base_s)
+        seconds = times.target_s(taken)
         if tokens > best_rate * seconds:
             best, best_rate, best_s = taken, tokens / seconds, seconds
     lengths = [0] * times.texts

@@ -43,6 +43,21 @@ class Offer:
     cell: int
 
 
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the only certain drafter said for all texts, to be taken as it is.
+
+    Attributes:
+        arm: its number.
+        draft: its chains.
+        lengths: tokens of each.
+    """
+
+    arm: int
+    draft: Draft
+    lengths: list[int]
+
+
 @dataclass(slots=True)
 class State:
     """What is kept of a text.
@@ -71,7 +86,7 @@ class View:
         prompt_rows: rows of prompts that are read in this round, beside the last of each.
         times: what rounds take; None before any was timed.
         offers: each text's best certain draft.
-        whole: of the only certain drafter its number, its draft, and each text's tokens in it.
+        said: what the only certain drafter said; None where there are several, or none.
     """
 
     texts: Sequenced[Sequence]
@@ -84,7 +99,7 @@ class View:
     prompt_rows: int
     times: Times | None
     offers: Sequenced[Offer | None]
-    whole: tuple[int, Draft, list[int]] | None = None
+    said: Said | None = None
 
     @property
     def clean(self) -> bool:

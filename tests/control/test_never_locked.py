@@ -280,3 +280,27 @@ def test_nobody_is_always_an_alternative() -> None:
     for spec in ("ngram,suffix+ngram", "none,none", "auto,auto"):
         with pytest.raises(InvalidConfig, match="names one drafter twice"):
             alternatives(spec, auto)
+
+
+def test_a_look_ups_draft_is_taken_as_far_as_it_pays(monkeypatch) -> None:
+    """All of it as it is, or the first tokens of it: never a row more than was planned."""
+    world = World(monkeypatch, more=[NgramDrafter()], target_s=lambda rows: 1 + 0.05 * rows)
+    world.engine.target.model = Echo()  # type: ignore[attr-defined]
+    world.model.model.model = Echo()  # type: ignore[attr-defined]
+    drafted, seen = world.controller._drafted, list[bool]()
+
+    def watched(current, draws):
+        draft = drafted(current, draws)
+        plan, offers = current.plan, current.view.offers
+        if plan.arm is None and plan.depth:
+            assert draft.tree.counts_B.tolist() == list(plan.lengths)
+            for row, offer, num in zip(draft.tree.tokens_BN, offers, plan.lengths, strict=True):
+                assert num == 0 or row[:num].tolist() == offer.tokens[:num]
+            offered = [0 if offer is None else len(offer.tokens) for offer in offers]
+            seen.append(offered == list(plan.lengths))
+        return draft
+
+    world.controller._drafted = watched  # type: ignore[method-assign]
+    for _ in range(4):
+        world.run(200, EIGHT)
+    assert any(seen) and not all(seen)
