@@ -21,8 +21,12 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """Their converter knows tokenizers by a checksum, and not this one; prompts are ids here anyway."""
 
 
+GGUF = {"float32": "f32", "bfloat16": "bf16"}
+"""What llama.cpp calls a dtype."""
+
+
 def to_gguf(home: Home, model: Path, precision: str) -> Path:
-    """`f32` or `q8_0`; what is there already is taken."""
+    """`f32`, `bf16` or `q8_0`; what is there already is taken."""
     out = model.parent / "gguf" / f"{model.name}-{precision}.gguf"
     if not out.is_file():
         out.parent.mkdir(exist_ok=True)
@@ -49,11 +53,15 @@ def to_openvino(home: Home, model: Path, precision: str) -> Path:
     return out
 
 
-def convert(home: Home, checkpoint: str, draft: str) -> None:
-    """Whatever the installed engines want of a checkpoint and one of its drafts."""
+def convert(home: Home, checkpoint: str, draft: str, dtype: str) -> None:
+    """Whatever the installed engines want of a checkpoint and one of its drafts.
+
+    OpenVINO is given float32 weights whatever the arithmetic: it converts them when it loads them,
+    and its exporter knows no bfloat16.
+    """
     folder = home.checkpoint(checkpoint)
     for engine, make, full, eight in (
-        ("llama.cpp", to_gguf, "f32", "q8_0"),
+        ("llama.cpp", to_gguf, GGUF[dtype], "q8_0"),
         ("openvino", to_openvino, "fp32", "int8"),
     ):
         if home.missing(engine) is None:

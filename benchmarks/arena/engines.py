@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FLOAT, EIGHT = "float32", "8 bit"
+SHARED, EIGHT = "shared", "8 bit"
+DTYPES = ("float32", "bfloat16")
+"""What everybody computes in; the weights of arms with 8 bits aside."""
 OURS = ("outrider", "outrider-gguf")
 PLAIN = {"outrider": "none", "outrider-gguf": "none"}
 """What an engine's plain decoding is called, where it is not `plain`."""
@@ -107,6 +109,7 @@ ENGINES = {
 EIGHT_BITS = ("q8_0", "q8_0+draft", "int8")
 IMPOSED = {
     "outrider": ("none", "draft"),
+    "outrider-gguf": ("none", "draft"),
     "llama.cpp": ("plain", "draft"),
     "vllm": ("plain", "draft"),
 }
@@ -142,9 +145,9 @@ class Arm:
 
     @property
     def precision(self) -> str:
-        """Of the target's weights."""
+        """Of the target's weights: everybody's, or 8 bits."""
         eight = self.name in EIGHT_BITS and self.engine not in ("outrider",)
-        return EIGHT if eight else FLOAT
+        return EIGHT if eight else SHARED
 
     def wrong(self, temperature: float) -> str | None:
         """What is known against its law at this temperature."""

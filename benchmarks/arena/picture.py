@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from benchmarks.arena.engines import SHARED
 from benchmarks.arena.tables import Found, Row
 from outrider.errors import MissingExtra
 
@@ -49,7 +50,7 @@ def _bars(axis: Any, cell: str, rows: list[Row]) -> None:
     rows = rows[::-1]
     for place, row in enumerate(rows):
         error = [[row.rate.mean - row.rate.low], [row.rate.high - row.rate.mean]]
-        odd = row.wrong is not None or row.arm.precision != "float32"
+        odd = row.wrong is not None or row.arm.precision != SHARED
         axis.barh(
             place,
             row.rate.mean,

@@ -18,7 +18,7 @@ from benchmarks.arena.contest import (
     rounds,
     warm,
 )
-from benchmarks.arena.engines import ANCHOR, ENGINES, IMPOSED, Arm
+from benchmarks.arena.engines import ANCHOR, DTYPES, ENGINES, IMPOSED, Arm
 from benchmarks.arena.grid import Cell, Stage
 from benchmarks.arena.home import Home
 from benchmarks.arena.process import Process, ProcessContender
@@ -45,6 +45,7 @@ class Settings:
         threads: of every engine.
         top_k: of the sampling chain.
         memory_gb: what the processes of one heat may take together.
+        dtype: of weights, activations and caches, one of DTYPES.
     """
 
     arms: tuple[str, ...]
@@ -54,12 +55,15 @@ class Settings:
     threads: int = 2
     top_k: int = 40
     memory_gb: float = 12.0
+    dtype: str = DTYPES[0]
 
     def __post_init__(self) -> None:
         for name in self.arms:
             arm = Arm.of(name)
             if arm.engine not in ENGINES or arm.name not in ENGINES[arm.engine].arms:
                 raise InvalidConfig(f"arm {name!r} does not exist; see --help for engines and arms")
+        if self.dtype not in DTYPES:
+            raise InvalidConfig(f"dtype {self.dtype!r}: all engines know {' and '.join(DTYPES)}")
         if self.pairs < 1 or self.tokens < 2:
             raise InvalidConfig("at least 1 round and 2 tokens a prompt are due")
 
@@ -182,6 +186,7 @@ class Arena:
             "alpha": stage.alpha,
             "threads": self.settings.threads,
             "k": self.settings.k,
+            "dtype": self.settings.dtype,
             "context": CONTEXT,
             "batch": MAX_BATCH,
         }
@@ -244,7 +249,8 @@ class Arena:
 
     def _bytes(self, stage: Stage) -> int:
         folder = self.home.checkpoint(stage.checkpoint) / "target"
-        return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        stored = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        return stored // (2 if self.settings.dtype == "bfloat16" else 1)
 
 
 def shared(heat: Sequence[Arm]) -> Iterator[tuple[str, list[Arm]]]:

@@ -124,6 +124,8 @@ def _llama_cpp(step: Steps, home: Home) -> None:
     step.pip(TORCH)
     # For the converter; the server needs no Python.
     step.pip(TORCH, "transformers==5.5.4", "sentencepiece", "protobuf", "pyyaml", "tqdm")
+    # The sources' own builder, which pip asks for their name.
+    step.pip("scikit-build-core==1.1.2")
     folder = home.llama_cpp
     folder.mkdir(parents=True, exist_ok=True)
     if not home.llama_sources.is_dir():

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.arena.engines import ANCHOR, ENGINES, FLOAT, OURS, Arm
+from benchmarks.arena.engines import ANCHOR, DTYPES, ENGINES, OURS, SHARED, Arm
 from outrider.bench.machine import QUIET
 from outrider.bench.paired import RESAMPLES, Interval
 
@@ -157,7 +157,8 @@ class Found:
         lines = [
             f"`{self.record['commands'][0]}` ({name}), begun {len(self.record['commands'])} times; "
             f"{settings['pairs']} rounds a cell, A B C and C B A in turn; {settings['tokens']} new "
-            f"tokens a prompt, k = {settings['k']}, {settings['threads']} threads, top_k = "
+            f"tokens a prompt, {settings.get('dtype', DTYPES[0])}, k = {settings['k']}, "
+            f"{settings['threads']} threads, top_k = "
             f"{settings['top_k']} and then the temperature, where it is above 0.",
             f"{here['processor']}, {here['num_cpus']} processors, {here['capability']}; "
             f"{here['system']}, Python {here['python']}.",
@@ -281,7 +282,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def _line(row: Row) -> list[str]:
-    name = row.arm.name + (", 8 bit" if row.arm.precision != FLOAT else "")
+    name = row.arm.name + (", 8 bit" if row.arm.precision != SHARED else "")
     return [
         row.arm.engine,
         name + (" (law known wrong)" if row.wrong else ""),

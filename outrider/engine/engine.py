@@ -101,7 +101,8 @@ class Engine:
         with self._all_or_nothing(group):
             lap = Laps(self.metrics, group.texts)
             noise_B = group.noise()
-            draws = GroupDraws(group, noise_B, self.target.vocab_size)
+            waiting = bool(self._scheduler.waiting)
+            draws = GroupDraws(group, noise_B, self.target.vocab_size, waiting=waiting)
             draft = group.drafter.propose(group.texts, group.depths(), draws)
             lap("draft_s")
             scores = score(self.target, group, draft, self._chunk)

@@ -212,7 +212,7 @@ class EagleHead(Head):
         module: int = 0,
     ) -> Float[Tensor, "B T D"]:
         """The feature after each token, given the feature before it."""
-        embedded_BTD = self.embeddings(tokens_BT)
+        embedded_BTD = self.embeddings(tokens_BT).to(h_BTD.dtype)
         return self.layers[0](embedded_BTD, h_BTD, self._rotations(positions_BT), attend)
 
     def logits(self, h_BTD: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows M"]:

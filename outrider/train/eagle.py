@@ -59,7 +59,8 @@ def unrolled_loss(
     rows = tokens_BT.shape[1] - steps - 1
     positions_BN = torch.arange(rows, device=tokens_BT.device).expand(len(tokens_BT), -1)
     lines = Lines(rows, tokens_BT.device)
-    h_BND = head.fused(features_BTF[:, :rows].to(head.dtype))
+    # What is added up stays in the parameters' precision, whatever that of the products.
+    h_BND = head.fused(features_BTF[:, :rows].to(head.dtype)).to(head.dtype)
     loss, weight = h_BND.new_zeros(()), 0.0
     every = torch.arange(head.vocab_size, device=tokens_BT.device)
     kept = every if head.tokens is None else head.tokens

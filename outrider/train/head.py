@@ -14,6 +14,7 @@ from outrider.engine import Emitter, Engine, Requests
 from outrider.models.base import Rows, Target
 from outrider.models.hf import HuggingFaceTarget
 from outrider.train.chance import generator
+from outrider.train.forward import mixed
 from outrider.train.recipe import HeadRecipe
 from outrider.train.stream import TokenStream
 from outrider.train.together import ALONE, Together
@@ -68,7 +69,8 @@ class HeadObjective(ABC):
         at_once = min(run.micro_tokens // run.context, len(tokens_BT) // together.count)
         micro = tokens_BT.split(max(1, at_once))
         for _, micro_BT in together.share(micro):
-            loss = self.loss(model, micro_BT, tokens_BT)
+            with mixed(run, self._target.device):
+                loss = self.loss(model, micro_BT, tokens_BT)
             share = len(micro_BT) / len(tokens_BT)
             (share * loss).backward()
             total += share * loss.item()
@@ -79,7 +81,9 @@ class HeadObjective(ABC):
         run = self._recipe.train
         count = max(1, min(run.micro_tokens, run.batch_tokens) // run.context)
         tokens_BT = self._stream.rows(0, count * run.context, run.context)[0]
-        self.loss(model, tokens_BT, tokens_BT).backward()
+        with mixed(run, self._target.device):
+            loss = self.loss(model, tokens_BT, tokens_BT)
+        loss.backward()
         return tokens_BT.numel()
 
     def held_out(self, model: Any) -> float:

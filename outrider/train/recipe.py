@@ -327,7 +327,7 @@ class HeadRecipe:
         _require(run.context > least, "train.context", run.context, f"more than {least}")
         # What a head does not read is nobody's to set.
         plain = {one.name: one.default for one in fields(TrainRecipe)}
-        for name in ("precision", "growth", "layer_dropout", "exit_weight"):
+        for name in ("growth", "layer_dropout", "exit_weight"):
             value: object = getattr(run, name)
             wanted = f"{plain[name]!r}, as heads know no other"
             _require(value == plain[name], f"train.{name}", value, wanted)

@@ -19,6 +19,7 @@ from outrider.models.text import TextTokenizer
 from outrider.train import head as heads
 from outrider.train import loop
 from outrider.train.eagle import TrainingTimeTest, draft_tokens, new_head, taps_of
+from outrider.train.exit import ExitTraining, new_exit_head
 from outrider.train.mtp import new_module
 from outrider.train.recipe import (
     LOSSES,
@@ -109,6 +110,44 @@ def test_a_killed_run_resumes_to_the_same_bits_and_is_served(tmp_path, monkeypat
     changed = dataclasses.replace(RECIPE, seed=6)
     with pytest.raises(InvalidConfig, match=r"another recipe or other files \(seed differ\)"):
         run_head(run_of(changed), tmp_path / "killed")
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        RECIPE,
+        dataclasses.replace(
+            RECIPE, eagle=EagleRecipe(), mtp=MtpRecipe(ffn_size=32, prompt_tokens=8)
+        ),
+        dataclasses.replace(
+            RECIPE, eagle=EagleRecipe(), exit=ExitRecipe(layers=1, rank=4, prompt_tokens=8)
+        ),
+    ],
+    ids=("eagle", "mtp", "exit"),
+)
+def test_products_in_bfloat16_learn_the_same_in_float32(recipe: HeadRecipe) -> None:
+    gradients: list[dict[str, torch.Tensor]] = []
+    losses: list[float] = []
+    for precision in ("float32", "bfloat16"):
+        train = dataclasses.replace(recipe.train, precision=precision)
+        asked = dataclasses.replace(recipe, train=train)
+        kind = ExitTraining if recipe.exit else TrainingTimeTest
+        objective = kind(asked, TARGET, documents(1), documents(2), 0)
+        if recipe.exit:
+            head = new_exit_head(asked, TARGET)
+        elif recipe.mtp:
+            head = new_module(asked, TARGET)
+        else:
+            head = new_head(asked, TARGET, torch.arange(60))
+        losses.append(objective.backward(head, 0))
+        gradients.append({n: p.grad for n, p in head.named_parameters() if p.grad is not None})
+    high, low = gradients
+    assert losses[1] == pytest.approx(losses[0], rel=0.02) and losses[1] != losses[0]
+    assert high.keys() == low.keys() and len(low) > 1
+    for name, gradient in low.items():
+        assert gradient.dtype == torch.float32
+        size = high[name].norm()
+        assert (gradient - high[name]).norm() <= 0.1 * size + 1e-6, name
 
 
 def test_a_head_learns_what_its_target_says(tmp_path: Path, monkeypatch) -> None:
@@ -271,8 +310,8 @@ def test_recipes_of_heads_are_checked() -> None:
             dataclasses.replace(RECIPE, **other)
     with pytest.raises(InvalidConfig, match=r"eagle\.written_rows is 0; give at least 1"):
         EagleRecipe(written_rows=0)
-    train = dataclasses.replace(RECIPE.train, precision="bfloat16")
-    with pytest.raises(InvalidConfig, match=r"train\.precision is bfloat16; .* know no other"):
+    train = dataclasses.replace(RECIPE.train, growth=((0, 1),))
+    with pytest.raises(InvalidConfig, match=r"train\.growth is .* know no other"):
         dataclasses.replace(RECIPE, train=train)
     with pytest.raises(InvalidConfig, match=r"train\.context is 32; give more than 65"):
         dataclasses.replace(RECIPE, eagle=EagleRecipe(prompt_tokens=64))

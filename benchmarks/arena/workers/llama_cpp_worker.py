@@ -14,6 +14,11 @@ from typing import Any
 
 import wire
 
+GGUF = {"float32": "f32", "bfloat16": "bf16"}
+CACHES = {"float32": ("-ctk", "f32", "-ctv", "f32", "-fa", "off"), "bfloat16": ()}
+DRAFT_CACHES = {"float32": ("-ctkd", "f32", "-ctvd", "f32"), "bfloat16": ()}
+"""Keys and values as everybody has them: beside bfloat16 its own default, which is float16."""
+
 
 class LlamaCpp:
     """A server, and as many slots as the largest batch."""
@@ -22,7 +27,7 @@ class LlamaCpp:
         (arm,) = task["arms"]
         self._slots: int = task["batch"]
         self._port = _free_port()
-        target = "q8_0" if arm.startswith("q8_0") else "f32"
+        target = "q8_0" if arm.startswith("q8_0") else GGUF[task["dtype"]]
         self._version = _version(task["server"])
         self._process = subprocess.Popen(
             [
@@ -31,8 +36,8 @@ class LlamaCpp:
                 *("--host", "127.0.0.1", "--port", str(self._port), "--no-webui"),
                 *("-t", str(task["threads"]), "-tb", str(task["threads"])),
                 *("-np", str(self._slots), "-c", str(self._slots * task["context"])),
-                # Keys and values in float32, as everybody has them; prompts are read every time.
-                *("-ctk", "f32", "-ctv", "f32", "-fa", "off", "--cache-ram", "0"),
+                # Prompts are read every time.
+                *(*CACHES[task["dtype"]], "--cache-ram", "0"),
                 *_speculation(arm, task),
             ],
             stdin=subprocess.DEVNULL,
@@ -106,9 +111,10 @@ def _speculation(arm: str, task: dict[str, Any]) -> list[str]:
     k = str(task["k"])
     if arm.endswith("draft"):
         given = [
-            *("--spec-type", "draft-simple", "-md", converted(task["draft"], "f32")),
+            *("--spec-type", "draft-simple", "-md", converted(task["draft"], GGUF[task["dtype"]])),
             *("--spec-draft-n-max", k, "--spec-draft-n-min", "0", "--spec-draft-p-min", "0"),
-            *("-ctkd", "f32", "-ctvd", "f32", "-td", str(task["threads"])),
+            *DRAFT_CACHES[task["dtype"]],
+            *("-td", str(task["threads"])),
         ]
         if task["alpha"] is not None:
             rates = [f"{task['alpha'] ** (i + 1):.6f}" for i in range(task["k"])]

@@ -15,14 +15,19 @@ CACHE_GB = 1
 
 
 class OpenVino:
-    """The pipeline of one arm, in float32 arithmetic; the arm `int8` has 8-bit weights."""
+    """The pipeline of one arm in the asked arithmetic; the arm `int8` has 8-bit weights."""
 
     def __init__(self, task: dict[str, Any]) -> None:
         (arm,) = task["arms"]
         self._k: int = task["k"]
         self._arm = arm
         precision = "int8" if arm == "int8" else "fp32"
-        props = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": task["threads"]}
+        kind = {"float32": "f32", "bfloat16": "bf16"}[task["dtype"]]
+        props = {
+            "INFERENCE_PRECISION_HINT": kind,
+            "KV_CACHE_PRECISION": kind,
+            "INFERENCE_NUM_THREADS": task["threads"],
+        }
         more: dict[str, Any] = {}
         if arm == "draft":
             more["draft_model"] = genai.draft_model(

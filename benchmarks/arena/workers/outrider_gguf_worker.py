@@ -5,42 +5,37 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 import wire
-from outrider_worker import answered
+from outrider_worker import Outrider
 
-import outrider
-from outrider import LLM
-from outrider.errors import OutriderError
+from outrider.drafters import Drafter, NoDrafter
+from outrider.errors import MissingExtra
+from outrider.llm.load import Placement
+
+GGUF = {"float32": "f32", "bfloat16": "bf16"}
 
 
-class OutriderGguf:
-    """An `LLM` over one arm's file; drafting models are GGUF files too."""
+class OutriderGguf(Outrider):
+    """One arm over its file; drafting models are GGUF files too."""
 
     def __init__(self, task: dict[str, Any]) -> None:
-        torch.set_num_threads(task["threads"])
         (arm,) = task["arms"]
-        target = converted(task["target"], "q8_0" if arm == "q8_0" else "f32")
-        draft = f"draft:{converted(task['draft'], 'f32')}"
-        drafter = {"draft": draft, "q8_0": "none"}.get(arm, arm)
+        self._precision = "q8_0" if arm == "q8_0" else GGUF[task["dtype"]]
         try:
-            self._llm = LLM.load(target, drafter, k=task["k"])
-        except OutriderError as error:
+            super().__init__(task)
+        except MissingExtra as error:
             raise wire.RefusedError(str(error)) from error
 
-    def about(self) -> dict[str, Any]:
-        """Its version."""
-        return {"version": f"outrider {outrider.__version__}"}
+    def _placement(self, task: dict[str, Any]) -> Placement:
+        return Placement(share_prefixes=False)
 
-    def run(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Decodes a job; see `wire.Worker`."""
-        return answered(self._llm, job)
+    def _drafter(self, arm: str) -> Drafter:
+        return NoDrafter() if arm == "q8_0" else super()._drafter(arm)
 
-
-def converted(folder: str, precision: str) -> str:
-    """Where the arena has put the converted model."""
-    model = Path(folder)
-    return str(model.parent / "gguf" / f"{model.name}-{precision}.gguf")
+    def _load(self, folder: str) -> Any:
+        """What the arena has converted."""
+        model = Path(folder)
+        return self._place.load(model.parent / "gguf" / f"{model.name}-{self._precision}.gguf")
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class Outrider:
         self._task = task
         self._oracle: OracleDrafter | None = None
         # Every run reads its prompts. Others compile too, and keep it on disk as this does.
-        self._place = Placement(dtype=torch.float32, share_prefixes=False, compile=True)
+        self._place = self._placement(task)
         self._target = self._load(task["target"])
         self._tokenizer = TextTokenizer(Path(task["target"]))
         self._cost: float | None = None
@@ -95,6 +95,10 @@ class Outrider:
             return ModelDrafter(draft)
         self._oracle = OracleDrafter(ModelDrafter(draft), alpha)
         return self._oracle
+
+    def _placement(self, task: dict[str, Any]) -> Placement:
+        dtype = getattr(torch, task["dtype"])
+        return Placement(dtype=dtype, share_prefixes=False, compile=True)
 
     def _load(self, folder: str) -> Any:
         return self._place.load(Path(folder))

@@ -36,6 +36,7 @@ class Transformers:
         torch.set_num_threads(task["threads"])
         transformers.logging.set_verbosity_error()
         self._k: int = task["k"]
+        self._dtype = getattr(torch, task["dtype"])
         self._model = self._load(Path(task["target"]))
         self._draft = self._load(Path(task["draft"])) if "assistant" in task["arms"] else None
         self._forwards = 0
@@ -123,7 +124,7 @@ class Transformers:
         return self._draft
 
     def _load(self, folder: Path) -> Any:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=self._dtype).eval()
         # Every text has its full length.
         model.generation_config.eos_token_id = None
         return model

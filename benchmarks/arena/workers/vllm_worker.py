@@ -20,7 +20,7 @@ class Vllm:
         (arm,) = task["arms"]
         self._llm = LLM(
             model=task["target"],
-            dtype="float32",
+            dtype=task["dtype"],
             max_model_len=task["context"] + MARGIN,
             max_num_seqs=task["batch"],
             # Every run reads its prompts.
