@@ -14,6 +14,11 @@ from outrider.errors import InvalidConfig
 from outrider.train.loop import Progress, ProgressCallback
 from outrider.train.together import Together
 
+try:
+    import fcntl
+except ImportError:  # Not on Windows.
+    fcntl = None
+
 LOG, PICTURE = "log.jsonl", "log.png"
 log = logging.getLogger(__name__)
 
@@ -75,14 +80,16 @@ class WrittenJournal(Journal):
                 f"({error.strerror}); give another folder"
             ) from error
         self._state = state
-        self._mode = "a" if resume else "w"
+        self._resume = resume
         self._file: IO[str] | None = None
 
     def __enter__(self) -> WrittenJournal:
         path = self._state / LOG
-        cut = self._mode == "a" and path.is_file() and not path.read_bytes().endswith(b"\n")
-        self._file = path.open(self._mode, encoding="utf-8")
-        if cut:
+        self._file = path.open("a", encoding="utf-8")
+        self._lock(self._file)
+        if not self._resume:
+            self._file.truncate(0)
+        elif self._file.tell() and not path.read_bytes().endswith(b"\n"):
             # A kill in the middle of a line: the next one is not to be lost with it.
             self._file.write("\n")
         return self
@@ -98,6 +105,25 @@ class WrittenJournal(Journal):
             draw(self._state)
         except Exception:
             log.warning("no picture of the run in %s", self._state, exc_info=True)
+
+    def _lock(self, file: IO[str]) -> None:
+        """Holds the log while the run goes on; a run that is killed holds it no longer.
+
+        Raises:
+            InvalidConfig: another run does.
+        """
+        if fcntl is None:
+            return
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.close()
+            raise InvalidConfig(
+                f"another run is at work in {self._state.parent}; wait until it has ended, or give "
+                "another folder"
+            ) from error
+        except OSError:
+            log.warning("%s cannot be locked: let no other run into it", self._state.parent)
 
     def note(self, at: Progress) -> None:
         """One line, at once on the disk."""

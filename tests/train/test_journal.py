@@ -52,6 +52,21 @@ def test_a_journal_has_a_line_for_each_step(tmp_path: Path) -> None:
         journal_of(tmp_path / "file" / "training", True, ALONE)
 
 
+def test_a_folder_is_one_run_s_at_a_time(tmp_path: Path) -> None:
+    state = tmp_path / "training"
+    with journal_of(state, True, ALONE) as journal:
+        journal.note(steps(1)[0])
+        for resume in (True, False):
+            with (
+                pytest.raises(InvalidConfig, match="another run is at work in .*; wait until it"),
+                journal_of(state, resume, ALONE),
+            ):
+                pytest.fail("two runs in one folder")
+        journal.note(steps(2)[1])
+    with journal_of(state, True, ALONE):
+        assert list(noted(state)) == [1, 2], "who was refused has changed nothing"
+
+
 def test_a_line_cut_by_a_kill_and_a_picture_that_fails_end_no_run(
     tmp_path: Path, monkeypatch, caplog
 ) -> None:

@@ -1,0 +1,303 @@
+"""Heads beside a draft model on a large target: tokens kept for equal seconds of drafting.
+
+    python benchmarks/heads.py --json docs/heads.json
+
+The target is an inflated copy of the bundled one (docs/benchmarks.md), of the bundled vocabulary,
+so that the bundled heads fit it; the draft model is inflated to the cost ratio asked for. Chains of
+the draft model and of the heads, and the heads' trees, continue held-out prompts in turn. Every
+chain of the draft model is then compared with the head's draft that keeps most of those that take
+no longer to be drafted. Two cores need 6 minutes and 4 GB; `--smoke` half a minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from rich.progress import Progress
+
+from outrider import LLM, SamplingParams
+from outrider.bench.calibrate import Probe, size_draft
+from outrider.bench.inflate import Size, inflate, weights_read
+from outrider.bench.machine import Neighbours
+from outrider.bench.paired import Interval, order
+from outrider.bench.script import (
+    command_of,
+    exit_code,
+    floats,
+    names,
+    others_at_work,
+    parser_of,
+    save,
+)
+from outrider.drafters import Drafter, EagleDrafter, EarlyExitDrafter, ModelDrafter, NoDrafter
+from outrider.models.bundled import EVAL_SETS, bundled_path, eval_prompts
+from outrider.models.checkpoint import load_llama
+from outrider.models.hf import HuggingFaceTarget, default_dtype
+from outrider.models.speculators import load_head
+from outrider.models.text import TextTokenizer
+
+PROBED = 96
+RULES = {False: "block", True: "hybrid-traversal"}
+"""Of chains and of trees at temperature 1; at 0 every rule keeps the same."""
+HEADS = ("eagle", "early-exit:2")
+"""MTP module and exit's head go by the number of the target's layers, which is another one here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to draft: levels, and for trees children of a row and nodes."""
+
+    drafter: str
+    k: int = 0
+    width: int = 1
+    nodes: int | None = None
+
+    def __str__(self) -> str:
+        tree = "" if self.nodes is None else f", {self.width} wide, {self.nodes} nodes"
+        return self.drafter if not self.k else f"{self.drafter}, k = {self.k}{tree}"
+
+
+PLAIN = Way("none")
+DRAFTED = tuple(Way("draft", k) for k in (2, 4, 6, 8))
+OF_HEADS = (
+    *(Way("eagle", k) for k in (4, 8)),
+    *(Way("eagle", k, 4, nodes) for k, nodes in ((4, 12), (6, 24), (8, 32), (8, 48))),
+    Way("early-exit:2", 4),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What one way did on one set of prompts at one temperature.
+
+    Attributes:
+        kept: mean accepted length: 1 + accepted tokens over rounds with a draft.
+        draft_ms: of drafting in such a round.
+        tok_s: new tokens over seconds, all prompts together, their reading included.
+        speedup: tokens per second over plain decoding's, per prompt.
+    """
+
+    way: Way
+    prompts: str
+    temperature: float
+    kept: float
+    draft_ms: float
+    tok_s: float
+    speedup: Interval
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums over prompts."""
+
+    accepted: int = 0
+    rounds: int = 0
+    draft_s: float = 0.0
+    tokens: int = 0
+    seconds: tuple[float, ...] = ()
+
+
+class Pair:
+    """The inflated target, its draft model, and the bundled heads on it."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._dtype = default_dtype(torch.device("cpu"))
+        small = load_llama(bundled_path("target"))
+        vocab = int(small.config.vocab_size)
+        big = inflate(small, Size(options.layers, options.feed_forward, vocab), 0)
+        self.weights = weights_read(big)
+        self.target = self._wrap(big)
+        self.tokenizer = TextTokenizer(bundled_path("target"))
+        tokens = list(range(1, PROBED + 1))
+        probe = Probe(self.target, tokens)
+        self.draft = size_draft(
+            load_llama(bundled_path("draft")),
+            options.cost,
+            vocab=vocab,
+            target=probe,
+            target_layers=options.layers,
+            target_weights=self.weights,
+            wrap=self._wrap,
+            prompt=tokens,
+            seed=1,
+            rounds=5,
+        )
+        probe.close()
+
+    def llm(self, way: Way) -> LLM:
+        """One way, ready to decode."""
+        trees = {} if way.nodes is None else {"width": way.width, "nodes": way.nodes}
+        return LLM(self.target, self.tokenizer, self._drafter(way.drafter), k=way.k or 1, **trees)
+
+    def _drafter(self, name: str) -> Drafter:
+        if name == "none":
+            return NoDrafter()
+        if name == "draft":
+            return ModelDrafter(self.draft.target)
+        if name.startswith("early-exit"):
+            return EarlyExitDrafter(int(name.partition(":")[2]))
+        return EagleDrafter(load_head(bundled_path(name), self.target))
+
+    def _wrap(self, model: torch.nn.Module) -> HuggingFaceTarget:
+        whole: Any = model.to(self._dtype)
+        return HuggingFaceTarget(whole, share_prefixes=False)
+
+
+def decoded(llm: LLM, way: Way, prompt: str, params: SamplingParams, tally: Tally) -> None:
+    """Decodes one prompt."""
+    rule = RULES[way.nodes is not None] if params.temperature and way.k else None
+    before, start = llm.metrics.draft_s, time.perf_counter()
+    (done,) = llm.generate(prompt, params, rule=rule)
+    tally.seconds = (*tally.seconds, time.perf_counter() - start)
+    tally.draft_s += llm.metrics.draft_s - before
+    tally.tokens += len(done.token_ids)
+    tally.accepted += done.stats.accepted
+    tally.rounds += done.stats.rounds
+
+
+def cells_of(
+    ways: Sequence[tuple[Way, LLM]],
+    name: str,
+    temperature: float,
+    options: argparse.Namespace,
+    tick: Callable[[str], None],
+) -> list[Cell]:
+    """Every prompt of a set in every way before the next, every other time backwards."""
+    prompts = eval_prompts(name)[: options.prompts]
+    tallies = [Tally() for _ in ways]
+    warm = SamplingParams(temperature=temperature, max_tokens=8, ignore_eos=True)
+    for _, llm in ways:
+        llm.generate(prompts[0], warm)
+    for i, prompt in enumerate(prompts):
+        params = SamplingParams(
+            temperature=temperature, max_tokens=options.tokens, ignore_eos=True, seed=i
+        )
+        for which in order(len(ways), i, False):
+            way, llm = ways[which]
+            tick(f"{name}, {way}")
+            decoded(llm, way, prompt, params, tallies[which])
+    plain = tallies[0].seconds
+    return [
+        Cell(
+            way,
+            name,
+            temperature,
+            1 + tally.accepted / max(1, tally.rounds),
+            1000 * tally.draft_s / max(1, tally.rounds),
+            tally.tokens / sum(tally.seconds),
+            Interval.of([a / b for a, b in zip(plain, tally.seconds, strict=True)]),
+        )
+        for (way, _), tally in zip(ways, tallies, strict=True)
+    ]
+
+
+def table(cells: Sequence[Cell], temperature: float) -> str:
+    """One line per way, four columns per set of prompts."""
+    sets = list(dict.fromkeys(cell.prompts for cell in cells))
+    found = {(c.way, c.prompts): c for c in cells if c.temperature == temperature}
+    rows = [["draft", *(f"{name}: kept | drafting, ms | tok/s | speed-up" for name in sets)]]
+    rows.append(["---"] * (1 + 4 * len(sets)))
+    for way in dict.fromkeys(cell.way for cell in cells):
+        rows.append([str(way), *(figures(found[way, name]) for name in sets)])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def figures(cell: Cell) -> str:
+    """Four figures as four columns."""
+    ratio = cell.speedup
+    interval = f" [{ratio.low:.2f}, {ratio.high:.2f}]" if cell.way.k else ""
+    rate = f"{cell.tok_s:.0f} | {ratio.mean:.2f}{interval}"
+    return f"{cell.kept:.2f} | {cell.draft_ms:.1f} | {rate}"
+
+
+def equal_time(cells: Sequence[Cell]) -> str:
+    """For each chain of the draft model what the heads' drafts of no more time keep."""
+    rows = [["prompts", "temperature", "draft model", "kept", "head", "kept", "ratio"]]
+    rows.append(["---"] * 7)
+    groups = dict.fromkeys((cell.prompts, cell.temperature) for cell in cells)
+    for name, temperature in groups:
+        own = [c for c in cells if (c.prompts, c.temperature) == (name, temperature) and c.way.k]
+        for chain in (cell for cell in own if cell.way.drafter == "draft"):
+            heads = [c for c in own if c.way.drafter == "eagle" and c.draft_ms <= chain.draft_ms]
+            if heads:
+                best = max(heads, key=lambda cell: cell.kept)
+                kept = f"{chain.kept:.2f}", str(best.way), f"{best.kept:.2f}"
+                ratio = f"{best.kept / chain.kept:.2f}"
+                rows.append([name, f"{temperature:g}", str(chain.way), *kept, ratio])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def page(record: Mapping[str, Any]) -> str:
+    """What docs/heads.md says of a record."""
+    cells = [
+        Cell(**{**cell, "way": Way(**cell["way"]), "speedup": Interval(**cell["speedup"])})
+        for cell in record["cells"]
+    ]
+    said: list[str] = []
+    for temperature in dict.fromkeys(cell.temperature for cell in cells):
+        said += [f"Temperature {temperature:g}:", table(cells, temperature)]
+    return "\n\n".join([*said, "For equal seconds of drafting:", equal_time(cells)])
+
+
+def measured(options: argparse.Namespace, command: str) -> None:
+    """Measures, saves and prints."""
+    others = others_at_work(options)
+    neighbours = Neighbours()
+    pair = Pair(options)
+    asked = [way for way in (*DRAFTED, *OF_HEADS) if way.drafter in ("draft", *options.heads)]
+    ways = [(way, pair.llm(way)) for way in (PLAIN, *asked)]
+    cells: list[Cell] = []
+    with Progress(transient=True) as bar:
+        runs = len(options.sets) * len(options.temperatures)
+        task = bar.add_task("texts", total=runs * options.prompts * len(ways))
+
+        def tick(label: str) -> None:
+            bar.update(task, advance=1, description=label)
+
+        for name in options.sets:
+            for temperature in options.temperatures:
+                cells += cells_of(ways, name, temperature, options, tick)
+    record = {
+        "target_weights": pair.weights,
+        "draft_weights": pair.draft.weights_read,
+        "cost_ratio": pair.draft.cost,
+        "dtype": str(default_dtype(torch.device("cpu"))).removeprefix("torch."),
+        "others_before": others,
+        "others_during": neighbours.share(),
+        "cells": [asdict(cell) for cell in cells],
+    }
+    save(options.json, command, record)
+    print(page(json.loads(json.dumps(record))))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and print; 2 on a user's mistake or a busy machine."""
+    options = _parser().parse_args(arguments)
+    if options.smoke:
+        options.prompts, options.tokens, options.sets = 1, 8, ("code",)
+        options.layers, options.feed_forward = 7, 1152
+    return exit_code(lambda: measured(options, command_of("heads", arguments)))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = parser_of(__doc__)
+    add = parser.add_argument
+    add("--heads", type=names, default=HEADS, help=",".join(HEADS))
+    add("--sets", type=names, default=EVAL_SETS, help=f"prompts: {','.join(EVAL_SETS)}")
+    add("--temperatures", type=floats, default=(0.0, 1.0), help="0,1")
+    add("--prompts", type=int, default=6, help="prompts of each set")
+    add("--tokens", type=int, default=48, help="new tokens a prompt")
+    add("--layers", type=int, default=24, help="of the target")
+    add("--feed-forward", type=int, default=16384, help="of the target")
+    add("--cost", type=float, default=0.1, help="cost ratio of the draft model")
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
