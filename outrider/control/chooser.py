@@ -92,7 +92,7 @@ class Chooser:
         found: list[Plan | None] = []
         if any(view.offers) and self._allowed(None, view):
             chances = [() if offer is None else offer.survival for offer in view.offers]
-            found.append(plans.certain(times, chances, view.worths))
+            found.append(plans.certain(times, chances))
         for arm in self._weighed(view):
             if self.serves(arm, view.rule):
                 found.append(self._best_of(arm, view, times))
@@ -135,7 +135,7 @@ class Chooser:
         idle = arm != self._at_work or (view.trees is not None and book.at < known.now - 1)
         level_s = known.level_s(arm, len(view.texts), times, trees)
         token_s = known.token_s(arm, level_s, times)
-        classes: dict[tuple[int, int], tuple[int, float]] = {}
+        classes: dict[tuple[int, int], int] = {}
         reading_s = 0.0
         for b, text in enumerate(view.texts):
             if not view.can_draw(b):
@@ -148,15 +148,14 @@ class Chooser:
             if unread > self._settings.max_depth + 2:
                 reading_s += unread * token_s / known.left(text)
             own = book.cell(text.key), view.caps[b]
-            num, worth = classes.get(own, (0, 0.0))
-            classes[own] = num + 1, worth + view.worths[b]
+            classes[own] = classes.get(own, 0) + 1
         most = max(view.caps, default=0)
         return Drawing(
             arm,
             level_s,
             [
-                Class(book.counts(cell).survival(most), cap, *own)
-                for (cell, cap), own in classes.items()
+                Class(book.counts(cell).survival(most), cap, num)
+                for (cell, cap), num in classes.items()
             ],
             known.offered(arm) if trees is None else (),
             None if trees is None else self._rows(arm, view, trees, most),
@@ -232,10 +231,10 @@ class Chooser:
         lengths = lengths or [0] * len(view.texts)
         lengths[b] = 0
         tokens = float(len(view.texts))
-        for offer, length, worth in zip(view.offers, lengths, view.worths, strict=True):
-            tokens += worth * sum(offer.survival[:length]) if offer is not None else 0.0
+        for offer, length in zip(view.offers, lengths, strict=True):
+            tokens += sum(offer.survival[:length]) if offer is not None else 0.0
         book = known.book(arm, view.rule, trees)
-        tokens += view.worths[b] * sum(book.survival(view.texts[b].key, depth)[:depth])
+        tokens += sum(book.survival(view.texts[b].key, depth)[:depth])
         lengths[b] = depth if trees is None else self._rows(arm, view, trees, depth)[depth]
         level_s = known.level_s(arm, 1, times, trees)
         reading_s = view.unread(arm, b) * known.token_s(arm, level_s, times)

@@ -20,7 +20,6 @@ from outrider.control.chooser import Chooser
 from outrider.control.costs import Costs
 from outrider.control.knowledge import Knowledge
 from outrider.control.live import context_class
-from outrider.control.plans import Times, worths
 from outrider.control.rounds import Offer, Pending, Round, Said, State, View
 from outrider.control.settings import ControlSettings
 from outrider.control.sizes import Grown
@@ -180,7 +179,6 @@ class Controller(SeveralDrafters):
                 self._known.compare(text, state, 1 / len(texts))
         context = context_class(sum(len(text.tokens) for text in texts) // len(texts))
         offers, said = self._offers(texts, caps, draws)
-        times = self._known.times(len(texts), context, _most_rows(caps, draws))
         return View(
             texts=tuple(texts),
             states=states,
@@ -190,23 +188,10 @@ class Controller(SeveralDrafters):
             trees=draws.trees,
             max_certain=draws.max_certain,
             prompt_rows=prompt_rows,
-            times=times,
+            times=self._known.times(len(texts), context, _most_rows(caps, draws)),
             offers=offers,
-            worths=self._worths(texts, states, times, draws.waiting),
             said=said,
         )
-
-    def _worths(
-        self, texts: Sequenced[Sequence], states: list[State], times: Times | None, waiting: bool
-    ) -> list[float]:
-        """What a token of each text is worth; the same where others wait for the places."""
-        if waiting or times is None or len(texts) == 1:
-            return [1.0] * len(texts)
-        left = [
-            self._known.left(text) * max(1, state.rounds) / max(1, text.num_output)
-            for text, state in zip(texts, states, strict=True)
-        ]
-        return worths(times.fixed, left)
 
     def _offers(
         self, texts: Sequenced[Sequence], caps: list[int], draws: RoundDraws

@@ -214,12 +214,11 @@ class Knowledge:
         if plain_s is None:
             return
         took_s = (target_s if clean else max(target_s, plain_s)) + times.draft_s
-        worth = view.worth(done.kept)
-        self._earn(done, worth, took_s)
+        self._earn(done, made, took_s)
         if (rows or plan.arm is not None) and done.choice.stake is None:
-            self._settle(done, worth, plain_s, took_s)
+            self._settle(done, made, plain_s, took_s)
 
-    def _earn(self, done: Round, worth: float, took_s: float) -> None:
+    def _earn(self, done: Round, made: int, took_s: float) -> None:
         """What samples may lose grows by a share of the time; one gives back what it did not."""
         grown_s = took_s * BUDGET / len(self.budgets)
         most = (SAVED_UP * BUDGET + 1) * took_s
@@ -228,10 +227,10 @@ class Knowledge:
         stake = done.choice.stake
         if stake is not None and not done.waiting:
             spent_s = min(took_s, SLOWEST * done.plan.expected_s)
-            lost_s = max(0.0, spent_s - worth / stake.rate_tok_s)
+            lost_s = max(0.0, spent_s - made / stake.rate_tok_s)
             self.budgets[done.plan.arm] += stake.lost_s - lost_s
 
-    def _settle(self, done: Round, worth: float, plain_s: float, took_s: float) -> None:
+    def _settle(self, done: Round, made: int, plain_s: float, took_s: float) -> None:
         """Into the ledgers: of all texts of the round, and of each that was drafted for."""
         view, plan = done.view, done.plan
         num, expected_s = len(view.texts), max(plan.expected_s, plain_s, 1e-9)
@@ -241,7 +240,7 @@ class Knowledge:
             pace = self._paces[key] = Pace()
             self.guards[key] = Guard()
         took_s = pace.usual_s(took_s, expected_s)
-        self.guards[key].saw(self.now, plain_s * worth / num, took_s)
+        self.guards[key].saw(self.now, plain_s * made / num, took_s)
         rows = sum(done.offered)
         if num == 1 or not rows:
             return
@@ -255,7 +254,7 @@ class Knowledge:
             found = self.guards.get(own)
             if found is None:
                 found = self.guards[own] = Guard(ENOUGH_OF_TEXT, MARGIN_OF_TEXT)
-            gained_s = own_s * (1 + view.worths[b] * done.kept.get(text.key, 0))
+            gained_s = own_s * (1 + done.kept.get(text.key, 0))
             found.saw(self.now, gained_s, own_s + row_s * offered)
 
     def _keep(self, done: Round) -> None:

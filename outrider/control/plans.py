@@ -1,10 +1,8 @@
 """The arithmetic of a choice: tokens a second promised by drafting nothing, or this, or that deep.
 
 A round of B texts promises B tokens and, for each drafted token, the chance that it and all before
-it are kept; it takes the target's time for its rows and the drafter's for its levels. Where nobody
-waits for the place of a text that ends, tokens of the texts that end last are worth more than
-others'; over all texts the worth of a token is one in the mean. Everything read here is known
-before the round's first token is drawn.
+it are kept; it takes the target's time for its rows and the drafter's for its levels. Everything
+read here is known before the round's first token is drawn.
 """
 
 from __future__ import annotations
@@ -16,9 +14,6 @@ from outrider.tree import TreeBudget
 
 LEAST = 0.05
 """A drafted token less likely to be kept than this is not weighed at all."""
-
-LAST = 0.9
-"""Texts with this share of the most rounds still to come count as those that end last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +55,6 @@ class Times:
     curve: Sequenced[float]
     most: int = 1 << 30
 
-    @property
-    def fixed(self) -> float:
-        """The share of a plain round's seconds that is there however few texts there are."""
-        more = min(2 * self.texts, len(self.curve) - 1)
-        if more <= self.texts:
-            return 0.0
-        row_s = (self.curve[more] - self.curve[self.texts]) / (more - self.texts)
-        return max(0.0, 1.0 - self.texts * row_s / self.plain_s)
-
     def target_s(self, drafted: float) -> float:
         """Of the target, with so many drafted rows beside the texts' own."""
         low = int(drafted)
@@ -81,15 +67,11 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Class:
-    """Texts with the same chances: how many, and how deep they may be drafted for.
-
-    `worth` is that of a token of each, together.
-    """
+    """Texts with the same chances: how many, and how deep they may be drafted for."""
 
     survival: Sequenced[float]
     depth: int
     num: int
-    worth: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +116,7 @@ def drawn(times: Times, drawing: Drawing) -> Plan | None:
         gained, texts = 0.0, 0
         for one in classes:
             if one.depth > level:
-                gained += one.worth * one.survival[level]
+                gained += one.num * one.survival[level]
                 texts += one.num
         # No later level gains more than this one, and none makes the round shorter.
         if gained < LEAST or tokens + (most - level) * gained <= best_rate * seconds:
@@ -154,20 +136,13 @@ def drawn(times: Times, drawing: Drawing) -> Plan | None:
     return Plan(drawing.arm, best_depth, best_rate, best_s, trees=drawing.trees)
 
 
-def certain(
-    times: Times, chances: Sequenced[Sequenced[float]], worths: Sequenced[float]
-) -> Plan | None:
+def certain(times: Times, chances: Sequenced[Sequenced[float]]) -> Plan | None:
     """How much to take of each text's certain offer, whose tokens survive with these chances.
 
-    A token is worth its chance, times the worth of its text's, and costs a row; chances fall along
-    an offer, so the best so many of all are each text's first ones.
+    A token is worth its chance and costs a row, whichever text it is of; chances fall along an
+    offer, so the best so many of all are each text's first ones.
     """
-    worth = [
-        (worths[b] * chance, b)
-        for b, own in enumerate(chances)
-        for chance in own
-        if chance >= LEAST
-    ]
+    worth = [(chance, b) for b, own in enumerate(chances) for chance in own if chance >= LEAST]
     if not worth:
         return None
     if times.texts > 1:
@@ -186,16 +161,3 @@ def certain(
     for _, b in worth[:best]:
         lengths[b] += 1
     return Plan(None, max(lengths), best_rate, best_s, tuple(lengths))
-
-
-def worths(fixed: float, rounds_left: Sequenced[float]) -> list[float]:
-    """What a token more of each text is worth where nobody waits for a place; one in the mean.
-
-    A text that ends earlier spares the rounds that follow its row. The rest of such a round, the
-    `fixed` share, is spared only where those texts move on that end last. Half of that share goes
-    to these: who waits for one text alone gains by each of its tokens.
-    """
-    num, last = len(rounds_left), LAST * max(rounds_left)
-    among = sum(left >= last for left in rounds_left)
-    own, end = 1.0 - fixed / 2, fixed / 2 * num / among
-    return [own + (end if left >= last else 0.0) for left in rounds_left]

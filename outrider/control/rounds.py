@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from collections.abc import Sequence as Sequenced
 from dataclasses import dataclass, field
 
@@ -87,7 +86,6 @@ class View:
         prompt_rows: rows of prompts that are read in this round, beside the last of each.
         times: what rounds take; None before any was timed.
         offers: each text's best certain draft.
-        worths: what a token of each text is worth, one in the mean.
         said: what the only certain drafter said; None where there are several, or none.
     """
 
@@ -101,18 +99,12 @@ class View:
     prompt_rows: int
     times: Times | None
     offers: Sequenced[Offer | None]
-    worths: Sequenced[float]
     said: Said | None = None
 
     @property
     def clean(self) -> bool:
         """Whether so little of prompts is read that it counts as so many rows more."""
         return self.prompt_rows <= FEW
-
-    def worth(self, kept: Mapping[int, int]) -> float:
-        """What a round is worth that kept so many drafted tokens of each text, by its key."""
-        gained = (w * kept.get(t.key, 0) for t, w in zip(self.texts, self.worths, strict=True))
-        return len(self.texts) + sum(gained)
 
     @property
     def part(self) -> float:

@@ -52,11 +52,9 @@ class RoundDraws(Protocol):
 
     Attributes:
         trees: how large trees may be; None where chains are to be drafted.
-        waiting: whether texts wait for the place of one that ends.
     """
 
     trees: TreeBudget | None
-    waiting: bool
 
     @property
     def max_certain(self) -> int:

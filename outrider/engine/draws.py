@@ -21,10 +21,8 @@ from outrider.tree import TokenTree
 class GroupDraws:
     """Draws drafted tokens for one group and round; implements `drafters.base.RoundDraws`."""
 
-    def __init__(
-        self, group: Group, noise_B: RoundNoise, vocab_size: int, *, waiting: bool = False
-    ) -> None:
-        self.trees, self.waiting = group.trees, waiting
+    def __init__(self, group: Group, noise_B: RoundNoise, vocab_size: int) -> None:
+        self.trees = group.trees
         self._draws = Draws(group.rule, noise_B)
         self._noise = noise_B
         self._controls = group.controls

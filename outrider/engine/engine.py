@@ -101,8 +101,7 @@ class Engine:
         with self._all_or_nothing(group):
             lap = Laps(self.metrics, group.texts)
             noise_B = group.noise()
-            waiting = bool(self._scheduler.waiting)
-            draws = GroupDraws(group, noise_B, self.target.vocab_size, waiting=waiting)
+            draws = GroupDraws(group, noise_B, self.target.vocab_size)
             draft = group.drafter.propose(group.texts, group.depths(), draws)
             lap("draft_s")
             scores = score(self.target, group, draft, self._chunk)

@@ -113,7 +113,9 @@ class HeadObjective(ABC):
         size, target = tokens_BT.shape[1], self._target
         seqs = [target.open(size) for _ in tokens_BT]
         try:
-            with target.tapping(taps) as tapped:
+            # The head's products may be in another precision; the laws it learns are the target's.
+            whole = torch.autocast(target.device.type, enabled=False)
+            with whole, target.tapping(taps) as tapped:
                 rows = Rows(tuple(seqs), (size,) * len(seqs), tokens_BT.flatten())
                 logits_RV = target.score(rows).float()
             norm_R1 = logits_RV.logsumexp(-1, keepdim=True)

@@ -32,6 +32,37 @@ def journal_of(state: Path, resume: bool, together: Together) -> Journal:
     return WrittenJournal(state, resume=resume) if together.leads else NoJournal()
 
 
+def check_free(state: Path) -> None:
+    """Refuses a folder of state whose run is at work.
+
+    Raises:
+        InvalidConfig: one is.
+    """
+    if (state / LOG).is_file():
+        with (state / LOG).open("a", encoding="utf-8") as file:
+            hold(file)
+
+
+def hold(file: IO[str]) -> None:
+    """Holds a run's log until it is closed; a run that is killed holds it no longer.
+
+    Raises:
+        InvalidConfig: another run does; the file is closed.
+    """
+    if fcntl is None:
+        return
+    folder = Path(file.name).parents[1]
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise InvalidConfig(
+            f"another run is at work in {folder}; wait until it has ended, or give another folder"
+        ) from error
+    except OSError:
+        log.warning("%s cannot be locked: let no other run into it", folder)
+
+
 class Journal(ABC):
     """Where the steps of a run are noted."""
 
@@ -86,7 +117,7 @@ class WrittenJournal(Journal):
     def __enter__(self) -> WrittenJournal:
         path = self._state / LOG
         self._file = path.open("a", encoding="utf-8")
-        self._lock(self._file)
+        hold(self._file)
         if not self._resume:
             self._file.truncate(0)
         elif self._file.tell() and not path.read_bytes().endswith(b"\n"):
@@ -105,25 +136,6 @@ class WrittenJournal(Journal):
             draw(self._state)
         except Exception:
             log.warning("no picture of the run in %s", self._state, exc_info=True)
-
-    def _lock(self, file: IO[str]) -> None:
-        """Holds the log while the run goes on; a run that is killed holds it no longer.
-
-        Raises:
-            InvalidConfig: another run does.
-        """
-        if fcntl is None:
-            return
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.close()
-            raise InvalidConfig(
-                f"another run is at work in {self._state.parent}; wait until it has ended, or give "
-                "another folder"
-            ) from error
-        except OSError:
-            log.warning("%s cannot be locked: let no other run into it", self._state.parent)
 
     def note(self, at: Progress) -> None:
         """One line, at once on the disk."""

@@ -14,6 +14,7 @@ from outrider.models.tokenizer import END_OF_TEXT_ID
 from outrider.train.bigram import start_from_bigrams
 from outrider.train.distil import Distillation
 from outrider.train.job import STATE_FOLDER, Job
+from outrider.train.journal import check_free
 from outrider.train.lm import LanguageModelling
 from outrider.train.loop import Objective, Outcome, ProgressCallback
 from outrider.train.prepare import TOKENIZER_FILE, Prepared, build_model, prepare, sha256_of
@@ -69,6 +70,8 @@ def run_recipe(
     target = None if recipe.distil is None else _target_folder(folder, recipe.distil)
     # The folder's own tokenizer is another run's unless that run is resumed.
     with together.leading():
+        if together.leads:
+            check_free(folder / STATE_FOLDER)
         prepared = prepare(
             recipe,
             folder,

@@ -9,8 +9,9 @@ import pytest
 import torch
 from outrider_models import HEADS
 
-from benchmarks import attention, drafters, generate, linears, logprobs, planner, start
+from benchmarks import attention, drafters, generate, heads, linears, logprobs, planner, start
 from outrider import SamplingParams
+from outrider.bench.paired import Interval
 from outrider.control.runs import Spread
 from outrider.models.hf import default_dtype
 
@@ -73,6 +74,30 @@ def test_generate(tmp_path: Path) -> None:
         assert row["tok_s"] is None or row["same"] == row["texts"] == row["batch"]
     best = [row for row in rows if row["ahead"] is None and row["tok_s"]]
     assert [row["way"].split(",")[0] for row in best] == ["outrider", "outrider"]
+
+
+@pytest.mark.slow
+def test_heads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "heads.json"
+    assert heads.main(["--smoke", "--anyway", "--temperatures", "0", "--json", str(out)]) == 0
+    record = json.loads(out.read_text())
+    assert len(record["cells"]) == 1 + len(heads.DRAFTED) + len(heads.OF_HEADS)
+    plain, *others = record["cells"]
+    assert plain["kept"] == 1 and all(cell["kept"] > 1 for cell in others)
+    assert all(cell["draft_ms"] > 0 for cell in others)
+    assert "| code | 0 | draft, k = 6 |" in capsys.readouterr().out
+
+
+def test_heads_are_compared_at_equal_time() -> None:
+    spread = Interval.of([1.0])
+    found = [
+        (heads.DRAFTED[0], 2.0, 9.0),
+        (heads.OF_HEADS[0], 2.5, 8.0),
+        (heads.OF_HEADS[1], 4, 10),
+    ]
+    cells = [heads.Cell(way, "code", 0.0, kept, ms, 1.0, spread) for way, kept, ms in found]
+    said = heads.equal_time(cells).splitlines()
+    assert said[2:] == ["| code | 0 | draft, k = 2 | 2.00 | eagle, k = 4 | 2.50 | 1.25 |"]
 
 
 @pytest.mark.slow

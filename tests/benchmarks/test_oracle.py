@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 from outrider_models import path
 
 from benchmarks.arena.oracle import OracleDrafter
+from benchmarks.arena.process import WORKERS
 from outrider import LLM, SamplingParams
 from outrider.drafters import ModelDrafter, NoDrafter
+from outrider.llm.load import Placement
 from outrider.models.hf import HuggingFaceTarget
 from outrider.models.text import TextTokenizer
 
@@ -89,3 +93,27 @@ def test_a_real_draft_forward_is_paid_for(target, draft, tokenizer, texts, monke
     # The first reads the prompt; each further drafted token is a forward of its own.
     assert len(rows) >= llm.metrics.drafted
     assert llm.metrics.accepted == llm.metrics.drafted
+
+
+def test_an_arm_that_is_alone_in_its_process_is_taught_there(monkeypatch) -> None:
+    """As over GGUF files, where every arm has a process of its own."""
+    monkeypatch.syspath_prepend(str(WORKERS))
+    worker = importlib.import_module("outrider_worker")
+
+    class Eager(worker.Outrider):
+        def _placement(self, task):
+            return Placement(dtype=torch.float32, share_prefixes=False)
+
+    task = {
+        "arms": ["draft"],
+        "target": str(path("target")),
+        "draft": str(path("draft")),
+        "alpha": 1.0,
+        "k": 4,
+        "threads": torch.get_num_threads(),
+        "dtype": "float32",
+    }
+    job = {"prompts": [list(range(5, 25))], "tokens": 16, "temperature": 0.0, "top_k": 40}
+    answer = Eager(task).run({"arm": "draft", "seed": 0, **job})
+    assert len(answer["texts"][0]) == 16
+    assert answer["accepted"] == answer["drafted"] > 8, "what is replayed is the target's own text"

@@ -158,3 +158,12 @@ def test_imposed_acceptance_is_greedy_and_on_random_weights_alone():
     assert len(natural) == 4 and all(cell.stage.alpha is None for cell in natural)
     assert len(imposed) == 8 and {cell.temperature for cell in imposed} == {0.0}
     assert {cell.stage.alpha for cell in imposed} == {0.7, 0.9}
+
+
+def test_a_record_begun_before_there_was_a_choice_of_dtype_goes_on(tmp_path: Path) -> None:
+    asked = {"pairs": 3, "dtype": "float32"}
+    record = Record.opened(tmp_path / "arena.json", {"pairs": 3}, "a command")
+    record.save()
+    assert Record.opened(tmp_path / "arena.json", asked, "again").settings == asked
+    with pytest.raises(InvalidConfig, match="another dtype of the settings"):
+        Record.opened(tmp_path / "arena.json", {**asked, "dtype": "bfloat16"}, "in another")

@@ -92,7 +92,6 @@ class World:
         drafter: Callable[[World], Drafter] | None = None,
         second: bool = False,
         trees: TreeBudget | None = None,
-        max_texts: int = 64,
         **settings,
     ) -> None:
         self.clock = Clock()
@@ -108,7 +107,7 @@ class World:
             chosen: Drafter = self.controller
         else:
             chosen = drafter(self)
-        self.engine = Engine(target, chosen, Emitter(None), trees=trees, max_texts=max_texts)
+        self.engine = Engine(target, chosen, Emitter(None), trees=trees)
         self.requests = Requests(self.engine, depth=16, end_tokens=frozenset())
 
     def run(

@@ -9,7 +9,7 @@ import pytest
 
 from outrider.control.knowledge import Knowledge
 from outrider.control.live import AGE, EVERY, LiveRounds
-from outrider.control.plans import LEAST, Class, Drawing, Times, certain, drawn, worths
+from outrider.control.plans import LEAST, Class, Drawing, Times, certain, drawn
 from outrider.drafters import NgramDrafter
 
 MOST = 16
@@ -37,12 +37,11 @@ def test_the_best_depth_is_found(seed: int) -> None:
     chance = random.Random(seed)
     texts = chance.choice((1, 2, 8))
     times = times_of(chance, texts)
-    worth = [chance.choice((0.5, 1.0, 2.0)) for _ in range(texts)]
-    classes = [Class(falling(chance), MOST, 1, own) for own in worth]
+    classes = [Class(falling(chance), MOST, 1) for _ in range(texts)]
     drawing = Drawing(0, chance.choice((0.01, 0.2)), classes, ())
     rates = []
     for depth in range(1, MOST + 1):
-        tokens = texts + sum(one.worth * sum(one.survival[:depth]) for one in classes)
+        tokens = texts + sum(sum(one.survival[:depth]) for one in classes)
         rates.append(tokens / (depth * drawing.level_s + times.target_s(texts * depth)))
     found = drawn(times, drawing)
     assert found is not None
@@ -56,25 +55,13 @@ def test_as_much_of_offers_is_taken_as_pays(seed: int) -> None:
     texts = chance.choice((1, 2, 8))
     times = times_of(chance, texts)
     offers = [falling(chance) for _ in range(texts)]
-    own = [chance.choice((0.5, 1.0, 2.0)) for _ in range(texts)]
-    worth = sorted((own[b] * one for b in range(texts) for one in offers[b]), reverse=True)
+    worth = sorted((one for own in offers for one in own), reverse=True)
     rates = [
         (texts + sum(worth[:taken])) / times.target_s(taken) for taken in range(1, len(worth) + 1)
     ]
-    found = certain(times, offers, own)
+    found = certain(times, offers)
     assert found is not None
     assert found.rate_tok_s == pytest.approx(max(rates))
-
-
-def test_a_token_is_worth_most_in_the_texts_that_end_last() -> None:
-    assert worths(0.8, [10.0, 10.0, 10.0]) == pytest.approx([1.0] * 3)
-    apart = worths(0.8, [5.0, 10.0, 9.5, 2.0])
-    assert sum(apart) == pytest.approx(4)
-    assert apart == pytest.approx([0.6, 1.4, 1.4, 0.6])
-    # Where rows are all that a round takes, whoever ends spares the same.
-    assert worths(0.0, [5.0, 10.0]) == pytest.approx([1.0, 1.0])
-    times = Times(4, 1.0, [0.7 + 0.075 * rows for rows in range(20)])
-    assert times.fixed == pytest.approx(0.7)
 
 
 def test_a_plain_round_is_known_at_once() -> None:

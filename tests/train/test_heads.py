@@ -150,6 +150,27 @@ def test_products_in_bfloat16_learn_the_same_in_float32(recipe: HeadRecipe) -> N
         assert (gradient - high[name]).norm() <= 0.1 * size + 1e-6, name
 
 
+def test_the_laws_learned_are_the_target_s_in_its_own_precision(monkeypatch) -> None:
+    """A target whose cache has no pool yet makes one in its own dtype, and drafts from it."""
+    monkeypatch.setattr(heads, "NEW_TOKENS", 6)
+    target = HuggingFaceTarget(random_model("llama"), share_prefixes=False)
+    train = dataclasses.replace(RECIPE.train, precision="bfloat16")
+    recipe = dataclasses.replace(
+        RECIPE, train=train, eagle=dataclasses.replace(RECIPE.eagle, written_share=0.0)
+    )
+    objective = TrainingTimeTest(recipe, target, documents(1), documents(2), 0)
+    rows = objective._rows(0)
+    own = objective._read(rows, (1, 2))
+    fresh = HuggingFaceTarget(random_model("llama"), share_prefixes=False)
+    objective = TrainingTimeTest(recipe, fresh, documents(1), documents(2), 0)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = objective._read(rows, (1, 2))
+    assert all(torch.equal(one, other) for one, other in zip(own, mixed, strict=True))
+    head = new_head(recipe, fresh, torch.arange(60))
+    objective.backward(head, 0)
+    assert 1.0 <= objective.held_out(head) <= 1.0 + heads.DEPTH
+
+
 def test_a_head_learns_what_its_target_says(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(heads, "NEW_TOKENS", 6)
     longer = dataclasses.replace(RECIPE.train, tokens=50 * 64)

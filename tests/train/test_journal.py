@@ -18,8 +18,9 @@ from outrider.models.text import TextTokenizer
 from outrider.train import job as jobs
 from outrider.train import journal as journals
 from outrider.train import run_head as run_heads
-from outrider.train.journal import PICTURE, draw, journal_of, noted
+from outrider.train.journal import PICTURE, check_free, draw, journal_of, noted
 from outrider.train.loop import Outcome, Progress
+from outrider.train.run import run_recipe
 from outrider.train.texts import read_texts
 from outrider.train.together import ALONE, Together
 from tests.house.layout import ROOT
@@ -58,13 +59,24 @@ def test_a_folder_is_one_run_s_at_a_time(tmp_path: Path) -> None:
         journal.note(steps(1)[0])
         for resume in (True, False):
             with (
-                pytest.raises(InvalidConfig, match="another run is at work in .*; wait until it"),
+                pytest.raises(InvalidConfig, match=r"another run is at work in .*; wait until it"),
                 journal_of(state, resume, ALONE),
             ):
                 pytest.fail("two runs in one folder")
+        with pytest.raises(InvalidConfig, match="another run is at work"):
+            check_free(state)
         journal.note(steps(2)[1])
     with journal_of(state, True, ALONE):
         assert list(noted(state)) == [1, 2], "who was refused has changed nothing"
+    check_free(state)
+    check_free(tmp_path / "none")
+
+
+def test_a_run_at_work_keeps_its_tokenizer(tmp_path: Path) -> None:
+    with journal_of(tmp_path / "training", True, ALONE):
+        with pytest.raises(InvalidConfig, match="another run is at work"):
+            run_recipe("tiny", out=tmp_path, resume=False)
+    assert not (tmp_path / "tokenizer.json").exists()
 
 
 def test_a_line_cut_by_a_kill_and_a_picture_that_fails_end_no_run(

@@ -9,7 +9,7 @@ import wire
 from outrider_worker import Outrider
 
 from outrider.drafters import Drafter, NoDrafter
-from outrider.errors import MissingExtra
+from outrider.errors import OutriderError
 from outrider.llm.load import Placement
 
 GGUF = {"float32": "f32", "bfloat16": "bf16"}
@@ -23,7 +23,7 @@ class OutriderGguf(Outrider):
         self._precision = "q8_0" if arm == "q8_0" else GGUF[task["dtype"]]
         try:
             super().__init__(task)
-        except MissingExtra as error:
+        except OutriderError as error:
             raise wire.RefusedError(str(error)) from error
 
     def _placement(self, task: dict[str, Any]) -> Placement:

@@ -64,7 +64,7 @@ class Outrider:
         unknown = [prompt for prompt in job["prompts"] if not oracle.knows(prompt, job["tokens"])]
         if unknown:
             for prompt, one in zip(
-                unknown, self._llms["none"].generate(unknown, params), strict=True
+                unknown, self._llm("none").generate(unknown, params), strict=True
             ):
                 oracle.learn(prompt, list(one.token_ids))
 
