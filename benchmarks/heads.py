@@ -80,8 +80,8 @@ class Cell:
 
     Attributes:
         kept: mean accepted length: 1 + accepted tokens over rounds with a draft.
-        draft_ms: of drafting, prompts' reading by the drafter included, for each such round; 0 where
-            nobody drafts.
+        draft_ms: of drafting in each such round, prompts' reading by the drafter spread over them;
+            0 where nobody drafts.
         tok_s: new tokens over seconds, all prompts together, their reading included.
         speedup: tokens per second over plain decoding's, per prompt.
     """

@@ -73,9 +73,11 @@ def test_a_folder_is_one_run_s_at_a_time(tmp_path: Path) -> None:
 
 
 def test_a_run_at_work_keeps_its_tokenizer(tmp_path: Path) -> None:
-    with journal_of(tmp_path / "training", True, ALONE):
-        with pytest.raises(InvalidConfig, match="another run is at work"):
-            run_recipe("tiny", out=tmp_path, resume=False)
+    with (
+        journal_of(tmp_path / "training", True, ALONE),
+        pytest.raises(InvalidConfig, match="another run is at work"),
+    ):
+        run_recipe("tiny", out=tmp_path, resume=False)
     assert not (tmp_path / "tokenizer.json").exists()
 
 
