@@ -86,8 +86,9 @@ class Cell:
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over prompts."""
+    """Sums over prompts; `draft_s` are a drafter's seconds, its reading of prompts too."""
 
+    draft_s: float = 0.0
     accepted: int = 0
     drafted: int = 0
     drafted_rounds: int = 0
@@ -116,9 +117,10 @@ def loaded(drafter: str, shape: str, options: argparse.Namespace) -> Setting:
 def timed(setting: Setting, prompt: str, params: SamplingParams, tally: Tally) -> None:
     """Decodes one prompt."""
     rule = RULES[setting.shape] if params.temperature and setting.drafter != PLAIN else None
-    start = time.perf_counter()
+    before, start = setting.llm.metrics.draft_s, time.perf_counter()
     (done,) = setting.llm.generate(prompt, params, rule=rule)
     tally.seconds = (*tally.seconds, time.perf_counter() - start)
+    tally.draft_s += setting.llm.metrics.draft_s - before
     stats = done.stats
     assert len(done.token_ids) == params.max_tokens
     tally.accepted += stats.accepted
@@ -127,13 +129,13 @@ def timed(setting: Setting, prompt: str, params: SamplingParams, tally: Tally) -
     tally.rounds += len(done.token_ids) - stats.accepted
 
 
-def timed_all(
+def tallied(
     everyone: Sequence[Setting],
     name: str,
     temperature: float,
     options: argparse.Namespace,
     tick: Callable[[str], None],
-) -> list[Cell]:
+) -> list[Tally]:
     """Every prompt of a set by everybody before the next, every other time backwards."""
     prompts = eval_prompts(name)[: options.prompts]
     tallies = [Tally() for _ in everyone]
@@ -147,7 +149,7 @@ def timed_all(
         for which in order(len(everyone), i, False):
             tick(f"{name}, {everyone[which].drafter}")
             timed(everyone[which], prompt, params, tallies[which])
-    return summed(everyone, tallies, name, temperature, options.tokens)
+    return tallies
 
 
 def summed(
@@ -288,13 +290,14 @@ def add_to(
         task = bar.add_task("texts", total=total)
         for (name, temperature), lacking in due.items():
             everyone = [ready[line] for line in dict.fromkeys([plain, *lacking])]
-            cells = timed_all(
+            tallies = tallied(
                 everyone,
                 name,
                 temperature,
                 options,
                 lambda label: bar.update(task, advance=1, description=label),
             )
+            cells = summed(everyone, tallies, name, temperature, options.tokens)
             record["cells"] += [
                 asdict(cell) for cell in cells if (cell.drafter, cell.shape) in lacking
             ]

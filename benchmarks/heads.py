@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -22,11 +21,12 @@ from typing import Any
 import torch
 from rich.progress import Progress
 
-from outrider import LLM, SamplingParams
+from benchmarks.drafters import PLAIN, Setting, tallied
+from outrider import LLM
 from outrider.bench.calibrate import Probe, size_draft
 from outrider.bench.inflate import Size, inflate, weights_read
 from outrider.bench.machine import Neighbours
-from outrider.bench.paired import Interval, order
+from outrider.bench.paired import Interval
 from outrider.bench.script import (
     command_of,
     exit_code,
@@ -38,15 +38,13 @@ from outrider.bench.script import (
 )
 from outrider.drafters import Drafter, EagleDrafter, EarlyExitDrafter, ModelDrafter, NoDrafter
 from outrider.errors import InvalidConfig
-from outrider.models.bundled import EVAL_SETS, bundled_path, eval_prompts
+from outrider.models.bundled import EVAL_SETS, bundled_path
 from outrider.models.checkpoint import load_llama
 from outrider.models.hf import HuggingFaceTarget, default_dtype
 from outrider.models.speculators import load_head
 from outrider.models.text import TextTokenizer
 
 PROBED = 96
-RULES = {False: "block", True: "hybrid-traversal"}
-"""Of chains and of trees at temperature 1; at 0 every rule keeps the same."""
 HEADS = ("eagle", "early-exit:2")
 """MTP module and exit's head go by the number of the target's layers, which is another one here."""
 
@@ -65,7 +63,6 @@ class Way:
         return self.drafter if not self.k else f"{self.drafter}, k = {self.k}{tree}"
 
 
-PLAIN = Way("none")
 DRAFTED = tuple(Way("draft", k) for k in (2, 4, 6))
 OF_HEADS = (
     Way("eagle", 4),
@@ -95,17 +92,6 @@ class Cell:
     speedup: Interval
 
 
-@dataclass(slots=True)
-class Tally:
-    """Sums over prompts."""
-
-    accepted: int = 0
-    rounds: int = 0
-    draft_s: float = 0.0
-    tokens: int = 0
-    seconds: tuple[float, ...] = ()
-
-
 class Pair:
     """The inflated target, its draft model, and the bundled heads on it."""
 
@@ -133,13 +119,15 @@ class Pair:
         )
         probe.close()
 
-    def llm(self, way: Way) -> LLM:
+    def setting(self, way: Way) -> Setting:
         """One way, ready to decode."""
         trees = {} if way.nodes is None else {"width": way.width, "nodes": way.nodes}
-        return LLM(self.target, self.tokenizer, self._drafter(way.drafter), k=way.k or 1, **trees)
+        drafter = self._drafter(way.drafter)
+        llm = LLM(self.target, self.tokenizer, drafter, k=way.k or 1, **trees)
+        return Setting(str(way), "tree" if trees else "chain", llm)
 
     def _drafter(self, name: str) -> Drafter:
-        if name == "none":
+        if name == PLAIN:
             return NoDrafter()
         if name == "draft":
             return ModelDrafter(self.draft.target)
@@ -152,48 +140,24 @@ class Pair:
         return HuggingFaceTarget(whole, share_prefixes=False)
 
 
-def decoded(llm: LLM, way: Way, prompt: str, params: SamplingParams, tally: Tally) -> None:
-    """Decodes one prompt."""
-    rule = RULES[way.nodes is not None] if params.temperature and way.k else None
-    before, start = llm.metrics.draft_s, time.perf_counter()
-    (done,) = llm.generate(prompt, params, rule=rule)
-    tally.seconds = (*tally.seconds, time.perf_counter() - start)
-    tally.draft_s += llm.metrics.draft_s - before
-    tally.tokens += len(done.token_ids)
-    tally.accepted += done.stats.accepted
-    tally.rounds += done.stats.rounds
-
-
 def cells_of(
-    ways: Sequence[tuple[Way, LLM]],
+    ways: Sequence[tuple[Way, Setting]],
     name: str,
     temperature: float,
     options: argparse.Namespace,
     tick: Callable[[str], None],
 ) -> list[Cell]:
-    """Every prompt of a set in every way before the next, every other time backwards."""
-    prompts = eval_prompts(name)[: options.prompts]
-    tallies = [Tally() for _ in ways]
-    warm = SamplingParams(temperature=temperature, max_tokens=8, ignore_eos=True)
-    for _, llm in ways:
-        llm.generate(prompts[0], warm)
-    for i, prompt in enumerate(prompts):
-        params = SamplingParams(
-            temperature=temperature, max_tokens=options.tokens, ignore_eos=True, seed=i
-        )
-        for which in order(len(ways), i, False):
-            way, llm = ways[which]
-            tick(f"{name}, {way}")
-            decoded(llm, way, prompt, params, tallies[which])
+    """What all ways did on a set of prompts, the first of them being plain decoding."""
+    tallies = tallied([own for _, own in ways], name, temperature, options, tick)
     plain = tallies[0].seconds
     return [
         Cell(
             way,
             name,
             temperature,
-            1 + tally.accepted / max(1, tally.rounds),
-            1000 * tally.draft_s / tally.rounds if tally.rounds else 0.0,
-            tally.tokens / sum(tally.seconds),
+            1 + tally.accepted / max(1, tally.drafted_rounds),
+            1000 * tally.draft_s / tally.drafted_rounds if tally.drafted_rounds else 0.0,
+            options.tokens * len(tally.seconds) / sum(tally.seconds),
             Interval.of([a / b for a, b in zip(plain, tally.seconds, strict=True)]),
         )
         for (way, _), tally in zip(ways, tallies, strict=True)
@@ -259,7 +223,7 @@ def measured(options: argparse.Namespace, command: str) -> None:
     neighbours = Neighbours()
     pair = Pair(options)
     asked = [way for way in (*DRAFTED, *OF_HEADS) if way.drafter in ("draft", *options.heads)]
-    ways = [(way, pair.llm(way)) for way in (PLAIN, *asked)]
+    ways = [(way, pair.setting(way)) for way in (Way(PLAIN), *asked)]
     record: dict[str, Any] = {
         "target_weights": pair.weights,
         "draft_weights": pair.draft.weights_read,

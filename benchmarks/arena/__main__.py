@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.arena.checkpoints import make
 from benchmarks.arena.convert import convert
-from benchmarks.arena.engines import DTYPES, ENGINES
+from benchmarks.arena.engines import DTYPES, ENGINES, FLOAT32
 from benchmarks.arena.grid import GRIDS, Cell, Stage, cells
 from benchmarks.arena.home import Home, default_home
 from benchmarks.arena.law import verdicts
@@ -197,7 +197,7 @@ def _measured(home: argparse.ArgumentParser) -> argparse.ArgumentParser:
     add("--pairs", type=int, default=16, help="rounds of a cell: A B C and C B A in turn (16)")
     add("--tokens", type=int, default=64, help="new tokens a prompt (64)")
     add("--k", type=int, default=4, help="drafted tokens a round, for everybody (4)")
-    add("--dtype", choices=DTYPES, default=DTYPES[0], help="of everybody (float32)")
+    add("--dtype", choices=DTYPES, default=FLOAT32, help="of everybody (float32)")
     add("--threads", type=int, default=os.cpu_count() or 1, help="of every engine (all)")
     add("--memory", type=float, help="GB for the processes of a heat (0.6 of the machine's)")
     add("--heats", type=ints, help="numbers of those to run now: 0 is the first (all)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from benchmarks.arena.engines import DTYPES
 from benchmarks.arena.home import Home
 from benchmarks.arena.setup import Steps
 
@@ -19,10 +20,6 @@ sys.argv[0] = root + "/convert_hf_to_gguf.py"
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 """Their converter knows tokenizers by a checksum, and not this one; prompts are ids here anyway."""
-
-
-GGUF = {"float32": "f32", "bfloat16": "bf16"}
-"""What llama.cpp calls a dtype."""
 
 
 def to_gguf(home: Home, model: Path, precision: str) -> Path:
@@ -61,7 +58,7 @@ def convert(home: Home, checkpoint: str, draft: str, dtype: str) -> None:
     """
     folder = home.checkpoint(checkpoint)
     for engine, make, full, eight in (
-        ("llama.cpp", to_gguf, GGUF[dtype], "q8_0"),
+        ("llama.cpp", to_gguf, DTYPES[dtype], "q8_0"),
         ("openvino", to_openvino, "fp32", "int8"),
     ):
         if home.missing(engine) is None:

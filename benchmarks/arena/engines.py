@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SHARED, EIGHT = "shared", "8 bit"
-DTYPES = ("float32", "bfloat16")
-"""What everybody computes in; the weights of arms with 8 bits aside."""
+DTYPES = {"float32": "f32", "bfloat16": "bf16"}
+"""What everybody computes in, the weights of arms with 8 bits aside; llama.cpp's and OpenVINO's
+names for it."""
+FLOAT32 = "float32"
 OURS = ("outrider", "outrider-gguf")
 PLAIN = {"outrider": "none", "outrider-gguf": "none"}
 """What an engine's plain decoding is called, where it is not `plain`."""

@@ -18,7 +18,7 @@ from benchmarks.arena.contest import (
     rounds,
     warm,
 )
-from benchmarks.arena.engines import ANCHOR, DTYPES, ENGINES, IMPOSED, Arm
+from benchmarks.arena.engines import ANCHOR, DTYPES, ENGINES, FLOAT32, IMPOSED, Arm
 from benchmarks.arena.grid import Cell, Stage
 from benchmarks.arena.home import Home
 from benchmarks.arena.process import Process, ProcessContender
@@ -55,7 +55,7 @@ class Settings:
     threads: int = 2
     top_k: int = 40
     memory_gb: float = 12.0
-    dtype: str = DTYPES[0]
+    dtype: str = FLOAT32
 
     def __post_init__(self) -> None:
         for name in self.arms:
@@ -187,6 +187,7 @@ class Arena:
             "threads": self.settings.threads,
             "k": self.settings.k,
             "dtype": self.settings.dtype,
+            "kind": DTYPES[self.settings.dtype],
             "context": CONTEXT,
             "batch": MAX_BATCH,
         }
@@ -249,8 +250,8 @@ class Arena:
 
     def _bytes(self, stage: Stage) -> int:
         folder = self.home.checkpoint(stage.checkpoint) / "target"
-        stored = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-        return stored // (2 if self.settings.dtype == "bfloat16" else 1)
+        # Float32 files: who computes in half of that reads them whole all the same.
+        return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
 def shared(heat: Sequence[Arm]) -> Iterator[tuple[str, list[Arm]]]:

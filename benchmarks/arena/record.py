@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.arena.contest import Round
-from benchmarks.arena.engines import DTYPES
+from benchmarks.arena.engines import FLOAT32
 from outrider.bench.machine import Machine
 from outrider.errors import InvalidConfig
 
@@ -45,7 +45,7 @@ class Record:
             known = json.loads(path.read_text("utf-8"))
             if isinstance(known, dict) and "dtype" in asked:
                 # Records begun before there was a choice.
-                known.get("settings", {}).setdefault("dtype", DTYPES[0])
+                known.get("settings", {}).setdefault("dtype", FLOAT32)
             if not isinstance(known, dict) or not {"settings", "machine", "cells"} <= set(known):
                 raise InvalidConfig(f"{path} is no record of the arena; write to another file")
             for name, ours, theirs in (

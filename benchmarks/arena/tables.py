@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.arena.engines import ANCHOR, DTYPES, ENGINES, OURS, SHARED, Arm
+from benchmarks.arena.engines import ANCHOR, ENGINES, FLOAT32, OURS, SHARED, Arm
 from outrider.bench.machine import QUIET
 from outrider.bench.paired import RESAMPLES, Interval
 
@@ -157,7 +157,7 @@ class Found:
         lines = [
             f"`{self.record['commands'][0]}` ({name}), begun {len(self.record['commands'])} times; "
             f"{settings['pairs']} rounds a cell, A B C and C B A in turn; {settings['tokens']} new "
-            f"tokens a prompt, {settings.get('dtype', DTYPES[0])}, k = {settings['k']}, "
+            f"tokens a prompt, {settings.get('dtype', FLOAT32)}, k = {settings['k']}, "
             f"{settings['threads']} threads, top_k = "
             f"{settings['top_k']} and then the temperature, where it is above 0.",
             f"{here['processor']}, {here['num_cpus']} processors, {here['capability']}; "

@@ -14,9 +14,8 @@ from typing import Any
 
 import wire
 
-GGUF = {"float32": "f32", "bfloat16": "bf16"}
-CACHES = {"float32": ("-ctk", "f32", "-ctv", "f32", "-fa", "off"), "bfloat16": ()}
-DRAFT_CACHES = {"float32": ("-ctkd", "f32", "-ctvd", "f32"), "bfloat16": ()}
+CACHES = {"f32": ("-ctk", "f32", "-ctv", "f32", "-fa", "off"), "bf16": ()}
+DRAFT_CACHES = {"f32": ("-ctkd", "f32", "-ctvd", "f32"), "bf16": ()}
 """Keys and values as everybody has them: beside bfloat16 its own default, which is float16."""
 
 
@@ -27,7 +26,7 @@ class LlamaCpp:
         (arm,) = task["arms"]
         self._slots: int = task["batch"]
         self._port = _free_port()
-        target = "q8_0" if arm.startswith("q8_0") else GGUF[task["dtype"]]
+        target = "q8_0" if arm.startswith("q8_0") else task["kind"]
         self._version = _version(task["server"])
         self._process = subprocess.Popen(
             [
@@ -37,7 +36,7 @@ class LlamaCpp:
                 *("-t", str(task["threads"]), "-tb", str(task["threads"])),
                 *("-np", str(self._slots), "-c", str(self._slots * task["context"])),
                 # Prompts are read every time.
-                *(*CACHES[task["dtype"]], "--cache-ram", "0"),
+                *(*CACHES[task["kind"]], "--cache-ram", "0"),
                 *_speculation(arm, task),
             ],
             stdin=subprocess.DEVNULL,
@@ -111,9 +110,9 @@ def _speculation(arm: str, task: dict[str, Any]) -> list[str]:
     k = str(task["k"])
     if arm.endswith("draft"):
         given = [
-            *("--spec-type", "draft-simple", "-md", converted(task["draft"], GGUF[task["dtype"]])),
+            *("--spec-type", "draft-simple", "-md", converted(task["draft"], task["kind"])),
             *("--spec-draft-n-max", k, "--spec-draft-n-min", "0", "--spec-draft-p-min", "0"),
-            *DRAFT_CACHES[task["dtype"]],
+            *DRAFT_CACHES[task["kind"]],
             *("-td", str(task["threads"])),
         ]
         if task["alpha"] is not None:

@@ -22,10 +22,9 @@ class OpenVino:
         self._k: int = task["k"]
         self._arm = arm
         precision = "int8" if arm == "int8" else "fp32"
-        kind = {"float32": "f32", "bfloat16": "bf16"}[task["dtype"]]
         props = {
-            "INFERENCE_PRECISION_HINT": kind,
-            "KV_CACHE_PRECISION": kind,
+            "INFERENCE_PRECISION_HINT": task["kind"],
+            "KV_CACHE_PRECISION": task["kind"],
             "INFERENCE_NUM_THREADS": task["threads"],
         }
         more: dict[str, Any] = {}

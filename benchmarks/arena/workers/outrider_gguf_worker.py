@@ -12,15 +12,13 @@ from outrider.drafters import Drafter, NoDrafter
 from outrider.errors import OutriderError
 from outrider.llm.load import Placement
 
-GGUF = {"float32": "f32", "bfloat16": "bf16"}
-
 
 class OutriderGguf(Outrider):
     """One arm over its file; drafting models are GGUF files too."""
 
     def __init__(self, task: dict[str, Any]) -> None:
         (arm,) = task["arms"]
-        self._precision = "q8_0" if arm == "q8_0" else GGUF[task["dtype"]]
+        self._precision = "q8_0" if arm == "q8_0" else task["kind"]
         try:
             super().__init__(task)
         except OutriderError as error:
