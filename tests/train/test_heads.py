@@ -171,6 +171,35 @@ def test_the_laws_learned_are_the_target_s_in_its_own_precision(monkeypatch) -> 
     assert 1.0 <= objective.held_out(head) <= 1.0 + heads.DEPTH
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_plan_is_timed_in_the_recipe_s_precision(precision: str, monkeypatch) -> None:
+    train = dataclasses.replace(RECIPE.train, precision=precision)
+    run = run_of(dataclasses.replace(RECIPE, train=train))
+    usual, low = run.objective.loss, []
+
+    def loss(*given):
+        low.append(torch.is_autocast_enabled("cpu"))
+        return usual(*given)
+
+    monkeypatch.setattr(run.objective, "loss", loss)
+    run.objective.rehearse(run.head)
+    run.objective.backward(run.head, 0)
+    assert set(low) == {precision == "bfloat16"}
+
+
+def test_a_float32_head_adds_up_in_float32_on_a_bfloat16_target() -> None:
+    model = random_model("llama").bfloat16()
+    target = HuggingFaceTarget(model, share_prefixes=False)
+    objective = TrainingTimeTest(RECIPE, target, documents(1), documents(2), 0)
+    head = new_head(RECIPE, target, torch.arange(60))
+    normed: list[torch.dtype] = []
+    layer = head.layers[0]
+    for norm in (layer.input_layernorm, layer.hidden_norm):
+        norm.register_forward_pre_hook(lambda _, given: normed.append(given[0].dtype))
+    objective.backward(head, 0)
+    assert head.embeddings.weight.dtype == torch.bfloat16 and set(normed) == {torch.float32}
+
+
 def test_a_head_learns_what_its_target_says(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(heads, "NEW_TOKENS", 6)
     longer = dataclasses.replace(RECIPE.train, tokens=50 * 64)
