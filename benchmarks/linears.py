@@ -1,6 +1,7 @@
 """Time one linear layer for a few rows, in gigabytes of weights a second, beside a bare read.
 
     python benchmarks/linears.py --json docs/linears.json
+    python benchmarks/linears.py --dtype bfloat16 --rows 1,5,8,16,32,128
 
 Each shape has as many different weights as take 256 MB together, so that none is in a processor's
 cache when its turn comes again. Ways are interleaved; medians over rounds. `arranged` is what a
@@ -27,6 +28,7 @@ SHAPES = ((1024, 1024), (3072, 1024), (1024, 3072), (2048, 2048), (8192, 2048), 
 """Outputs and inputs: layers of 0.6 and of 1.2 billion weights, and a wide and narrow one."""
 ROWS = (1, 2, 4, 5, 8, 12, 16, 32)
 TOTAL = 1 << 28
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +41,12 @@ class Cell:
     rates: dict[str, float]
 
 
-def ways(layers: list[nn.Linear]) -> dict[str, list[Callable[[Tensor], Tensor]]]:
+def ways(
+    layers: list[nn.Linear], dtype: torch.dtype
+) -> dict[str, list[Callable[[Tensor], Tensor]]]:
     """The same layers computed in several ways."""
     found: dict[str, list[Callable[[Tensor], Tensor]]] = {"plain": list(layers)}
-    if can_pack(torch.device("cpu"), torch.float32):
+    if can_pack(torch.device("cpu"), dtype):
         found["packed"] = [PackedLinear(layer.weight, None) for layer in layers]
     for name in ("arranged", "product"):
         own = product(build=True) if name == "product" else None
@@ -60,11 +64,12 @@ def ways(layers: list[nn.Linear]) -> dict[str, list[Callable[[Tensor], Tensor]]]
 def measured(options: argparse.Namespace) -> Iterator[Cell]:
     """Every cell, shape by shape."""
     for outputs, inputs in ((512, 64),) if options.smoke else SHAPES:
-        num = 2 if options.smoke else max(2, TOTAL // (4 * outputs * inputs))
-        layers = [nn.Linear(inputs, outputs, bias=False) for _ in range(num)]
-        everybody = ways(layers)
+        dtype = DTYPES[options.dtype]
+        num = 2 if options.smoke else max(2, TOTAL // (dtype.itemsize * outputs * inputs))
+        layers = [nn.Linear(inputs, outputs, bias=False, dtype=dtype) for _ in range(num)]
+        everybody = ways(layers, dtype)
         for rows in options.rows:
-            given = torch.randn(rows, inputs)
+            given = torch.randn(rows, inputs, dtype=dtype)
             times: dict[str, list[float]] = {name: [] for name in everybody}
             order = list(everybody)
             for _ in range(options.rounds):
@@ -74,7 +79,7 @@ def measured(options: argparse.Namespace) -> Iterator[Cell]:
                         layer(given)
                     times[name].append(time.perf_counter() - start)
                 order.reverse()
-            size = num * outputs * inputs * 4 / 1e9
+            size = num * outputs * inputs * dtype.itemsize / 1e9
             yield Cell(
                 outputs, inputs, rows, {n: size / statistics.median(t) for n, t in times.items()}
             )
@@ -84,6 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure and print; 2 on a user's mistake or a busy machine."""
     parser = parser_of(__doc__)
     parser.add_argument("--rows", type=ints, default=ROWS, help="rows of a product")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of weights and rows")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of a cell")
     options = parser.parse_args(arguments)
     return exit_code(lambda: _run(options, command_of("linears", arguments)))
@@ -101,7 +107,12 @@ def _run(options: argparse.Namespace, command: str) -> None:
         cells.append(cell)
         rates = " | ".join(f"{rate:.1f}" for rate in cell.rates.values())
         print(f"| {cell.outputs} x {cell.inputs} | {cell.rows} | {rates} |", flush=True)
-    found = {"others": others, "read": read, "cells": [asdict(cell) for cell in cells]}
+    found = {
+        "others": others,
+        "dtype": options.dtype,
+        "read": read,
+        "cells": [asdict(cell) for cell in cells],
+    }
     save(options.json, command, found)
 
 

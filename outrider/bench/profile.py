@@ -346,8 +346,8 @@ def weight_bytes(linear: Any) -> int:
     numbers = linear.in_features * linear.out_features
     if isinstance(linear, Int8Linear):
         return numbers
-    weight = linear._packed if isinstance(linear, PackedLinear) else linear.weight
-    return numbers * weight.element_size() + (bias.nbytes if isinstance(bias, torch.Tensor) else 0)
+    dtype = linear.dtype if isinstance(linear, PackedLinear) else linear.weight.dtype
+    return numbers * dtype.itemsize + (bias.nbytes if isinstance(bias, torch.Tensor) else 0)
 
 
 def cached_bytes(forward: Forward, layer: int, _: Any, keys: Any, values: Any, *__: Any) -> int:

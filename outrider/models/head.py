@@ -21,8 +21,8 @@ from outrider.models.attention_op import Forward, Options, running
 from outrider.models.base import Rows, Target
 from outrider.models.capability import is_close, row_errors
 from outrider.models.head_files import check_sizes
-from outrider.models.hf import LoadedTarget
-from outrider.models.packing import arrange_linears
+from outrider.models.hf import HuggingFaceTarget, LoadedTarget
+from outrider.models.packing import arrange_linears, use_product
 from outrider.models.reach import Reach
 
 if TYPE_CHECKING:
@@ -301,6 +301,8 @@ def fitted(head: HeadT, target: Target) -> HeadT:
     head.borrow(parts)
     head = head.to(target.device, target.dtype).eval().requires_grad_(False)
     arrange_linears(head)
+    if isinstance(target, HuggingFaceTarget):
+        use_product(head, target.product)
     return head
 
 

@@ -254,7 +254,8 @@ class HuggingFaceTarget(Target):
     def compile(self, *, build: bool = True) -> bool:
         """Run forwards that are asked for logits as machine code from here on; whether they do.
 
-        `build=False` takes what an earlier call left on disk. Greedy and seeded texts may differ
+        `build=False` takes what an earlier call left on disk, and where that is the products alone,
+        which are all models', linear layers compute by those. Greedy and seeded texts may differ
         from those of the model's own forward where two tokens are as likely to the last bits.
 
         Raises:
@@ -272,9 +273,10 @@ class HuggingFaceTarget(Target):
             if found is not None:
                 self._check_compiled(found, ())
                 self._compiled = found
-        finally:
-            if self._compiled is None:
+        except BaseException:
+            if build:
                 self._use_product(None)
+            raise
         return found is not None
 
     def _use_product(self, own: Product | None) -> None:
@@ -412,6 +414,11 @@ class HuggingFaceTarget(Target):
             )
 
     @property
+    def product(self) -> Product | None:
+        """What its linear layers compute by where forwards are compiled; None: by torch alone."""
+        return self._product
+
+    @property
     def switches_regime(self) -> bool:
         """Whether a text is cached anew when it passes a length (`longrope`)."""
         return isinstance(self._texts, TwoRegimes)
@@ -484,6 +491,7 @@ class HuggingFaceTarget(Target):
             "attention": f"{self._door.name}, canonical order" if self.strict else self._door.name,
             "path": self._door.path,
             "linears": linears,
+            "own_products": self._product is not None,
             "strict": self.strict,
             "compiled": self._compiled is not None,
             "vocab_size": self.vocab_size,

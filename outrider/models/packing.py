@@ -1,10 +1,10 @@
 """Linear layers arranged so that a few rows cost little more than one row on a processor.
 
 `FewRowsLinear` keeps the plain weight and picks, by the number of rows, the product that streams it
-best. `PackedLinear` lays a large weight out once for oneDNN; it replaces the plain weight, so
-memory is not doubled (only a matrix shared with the embedding is kept twice). Packing uses two
-private operators of torch (`mkldnn._reorder_linear_weight`, `mkldnn._linear_pointwise`) behind a
-probe.
+best. `PackedLinear` lays a weight out once, for oneDNN or for Outrider's own product; that replaces
+the plain weight, so memory is not doubled (only a matrix shared with the embedding is kept twice).
+oneDNN's layout uses two private operators of torch (`mkldnn._reorder_linear_weight`,
+`mkldnn._linear_pointwise`) behind a probe.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from outrider.models.product import Product
 
-MIN_PACKED = {torch.float32: 1 << 22, torch.bfloat16: 1 << 17}
+MIN_PACKED = {torch.float32: 1 << 22, torch.bfloat16: 1 << 12}
 """Weights from which packing pays. One row of a packed float32 matrix takes from a third (Zen 5) to
 1.1 (Cascade Lake) of the plain one's time, five rows half or less; in small ones a
-packed call's own 40 microseconds weigh more on the latter."""
+packed call's own 40 microseconds weigh more on the latter. In bfloat16 a packed matrix is the
+faster one from 128 x 128 on (Zen 4)."""
 
 ROWS_HINT = 8
 """Rows the packed layout is chosen for; measured best or equal from 1 to 16 rows."""
@@ -90,26 +91,54 @@ class PackedLinear(OwnLinear):
     """A linear layer `[..., in_features] -> [..., out_features]` over a packed weight.
 
     `weight` unpacks a copy on each access, bit for bit the original; `state_dict` holds that copy,
-    so a packed model saves as it was loaded. `was_unpacked` says whether it was ever asked for.
+    so a packed model saves as it was loaded. `was_unpacked` says whether it was ever asked for. The
+    weight is packed for oneDNN, or, where `product` is given by `lay_out`, for that.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.bias = bias if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-        with torch.inference_mode():
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS_HINT)
+        self.dtype, self.product = weight.dtype, cast("Product | None", None)
+        self._pack(weight.detach())
         self.was_unpacked = False
+
+    def lay_out(self, product: Product | None) -> None:
+        """Pack a bfloat16 weight for `product`, if that has panels; None = for oneDNN again."""
+        if product is not None and not (product.has_panels and self.dtype is torch.bfloat16):
+            product = None
+        if product is not self.product:
+            weight = self._plain_weight()
+            self.product = product
+            self._pack(weight)
+
+    @torch.inference_mode()
+    def _pack(self, weight: Tensor) -> None:
+        if self.product is not None:
+            self._packed = self.product.laid_out(weight)
+        else:
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS_HINT)
+
+    def _plain_weight(self) -> Tensor:
+        if self.product is not None:
+            return self.product.plain(self._packed, self.out_features, self.in_features)
+        return self._packed.to_dense()
 
     @property
     def weight(self) -> Tensor:
         """The plain weight `[out_features, in_features]`, unpacked anew."""
         self.was_unpacked = True
-        return self._packed.to_dense()
+        return self._plain_weight()
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return `inputs @ weight.T + bias`."""
-        return torch.ops.mkldnn._linear_pointwise(inputs, self._packed, self.bias, "none", [], "")
+        if (product := self.product) is None:
+            return torch.ops.mkldnn._linear_pointwise(
+                inputs, self._packed, self.bias, "none", [], ""
+            )
+        if inputs.shape[-1] != self.in_features or not product.takes_panels(inputs):
+            return nn.functional.linear(inputs, self._plain_weight(), self.bias)
+        return product.over_panels(inputs, self._packed, self.bias, self.out_features)
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
@@ -232,14 +261,17 @@ def arrange_linears(
 
 
 def use_product(model: nn.Module, product: Product | None) -> None:
-    """Lets layers of a plain float32 weight compute few rows by `product`; None = by torch again.
+    """Let layers compute by `product`; None = by torch and oneDNN again.
 
-    A packed weight, which is laid out for more rows, stays packed.
+    Those of a plain float32 weight do few rows by it, those of a packed bfloat16 one all rows. A
+    packed float32 weight, which is laid out for more rows, stays as it is.
     """
     for module in model.modules():
         layer = module._fusion.linear if isinstance(module, FusedLinear) else module
         if isinstance(layer, FewRowsLinear):
             layer.product = product
+        elif isinstance(layer, PackedLinear):
+            layer.lay_out(product)
 
 
 def arrangement_of(model: nn.Module) -> int:

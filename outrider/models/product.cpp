@@ -1,4 +1,5 @@
-// Products of few rows with a float32 weight where it lies, each number of it read once.
+// Products of a few rows with a weight, each number of which is read once: float32 where it lies,
+// bfloat16 in panels.
 //
 // y[r, o] = bias[o] + sum over i of w[o, i] x[r, i]. Several outputs are summed at a time, so that
 // the weight comes from memory in several streams, which is up to twice as fast as in one. The order
@@ -99,3 +100,100 @@ extern "C" void outrider_product(const float* x, const float* w, const float* bi
     }
   }
 }
+
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+
+#include <cstring>
+
+// bfloat16: the weight of PANEL outputs lies together, pairs of inputs one after another, each with
+// all outputs' two numbers: w[panel][pair][output][2]. An instruction multiplies a pair of inputs
+// with those of 16 outputs, and a thread reads its panels from one end to the other.
+typedef unsigned short Bfloat16;
+constexpr int VECTORS = 2, PANEL = 16 * VECTORS, TILE_ROWS = 8;
+// Inputs of a panel that stay in a core's second cache while one tile of rows after another reads
+// them, and rows whose sums are kept meanwhile.
+constexpr long DEPTH = 4096, MANY_ROWS = 96;
+
+static inline __m512bh pair_in_all_lanes(const Bfloat16* from, int numbers) {
+  int both = 0;
+  std::memcpy(&both, from, numbers * sizeof(Bfloat16));
+  return (__m512bh)_mm512_set1_epi32(both);
+}
+
+// sums[r, o] += sum over i of w[o, i] x[r, i], in the order of i.
+template <int ROWS>
+static void panel_tile(const Bfloat16* x, long width, const Bfloat16* w, float* sums, long depth) {
+  __m512 kept[ROWS][VECTORS];
+#pragma GCC unroll 64
+  for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 64
+    for (int v = 0; v < VECTORS; v++) kept[r][v] = _mm512_load_ps(sums + r * PANEL + v * 16);
+  auto add = [&](long at, int numbers) __attribute__((always_inline)) {
+    __m512bh weights[VECTORS];
+#pragma GCC unroll 64
+    for (int v = 0; v < VECTORS; v++)
+      weights[v] = (__m512bh)_mm512_loadu_si512(w + at * PANEL + v * 32);
+#pragma GCC unroll 64
+    for (int r = 0; r < ROWS; r++) {
+      __m512bh pair = pair_in_all_lanes(x + r * width + at, numbers);
+#pragma GCC unroll 64
+      for (int v = 0; v < VECTORS; v++)
+        kept[r][v] = _mm512_dpbf16_ps(kept[r][v], weights[v], pair);
+    }
+  };
+  long at = 0;
+  for (; at + 2 <= depth; at += 2) add(at, 2);
+  if (at < depth) add(at, 1);
+#pragma GCC unroll 64
+  for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 64
+    for (int v = 0; v < VECTORS; v++) _mm512_store_ps(sums + r * PANEL + v * 16, kept[r][v]);
+}
+
+typedef void (*PanelTile)(const Bfloat16*, long, const Bfloat16*, float*, long);
+static const PanelTile PANEL_TILES[TILE_ROWS] = {panel_tile<1>, panel_tile<2>, panel_tile<3>,
+                                                 panel_tile<4>, panel_tile<5>, panel_tile<6>,
+                                                 panel_tile<7>, panel_tile<8>};
+
+// One panel's outputs of up to MANY_ROWS rows; y begins at its first output.
+static void one_panel(const Bfloat16* x, const Bfloat16* w, const Bfloat16* bias, Bfloat16* y,
+                      long rows, long width, long count, long outputs) {
+  alignas(64) float sums[MANY_ROWS * PANEL];
+  std::memset(sums, 0, rows * PANEL * sizeof(float));
+  long tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+  for (long at = 0; at < width; at += DEPTH)
+    for (long tile = 0; tile < tiles; tile++) {
+      long from = rows * tile / tiles, upto = rows * (tile + 1) / tiles;
+      PANEL_TILES[upto - from - 1](x + from * width + at, width, w + at * PANEL,
+                                   sums + from * PANEL, width - at < DEPTH ? width - at : DEPTH);
+    }
+  for (int v = 0; v * 16 < outputs; v++) {
+    __mmask16 some = outputs - v * 16 < 16 ? (1 << (outputs - v * 16)) - 1 : 0xffff;
+    __m512 added = _mm512_setzero_ps();
+    if (bias) {
+      __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, bias + v * 16));
+      added = _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+    }
+    for (long r = 0; r < rows; r++) {
+      __m512 sum = _mm512_add_ps(_mm512_load_ps(sums + r * PANEL + v * 16), added);
+      _mm256_mask_storeu_epi16(y + r * count + v * 16, some, (__m256i)_mm512_cvtneps_pbh(sum));
+    }
+  }
+}
+
+// x [rows, width], w in panels, bias [count] or null, y [rows, count]; all without gaps.
+extern "C" void outrider_panels(const Bfloat16* x, const Bfloat16* w, const Bfloat16* bias,
+                                Bfloat16* y, long rows, long width, long count, int threads) {
+  long panels = (count + PANEL - 1) / PANEL, stride = (width + 1) / 2 * 2 * PANEL;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  for (int thread = 0; thread < threads; thread++)
+    for (long from = 0; from < rows; from += MANY_ROWS)
+      for (long p = panels * thread / threads; p < panels * (thread + 1) / threads; p++) {
+        long first = p * PANEL, left = count - first, some = rows - from;
+        one_panel(x + from * width, w + p * stride, bias ? bias + first : nullptr,
+                  y + from * count + first, some < MANY_ROWS ? some : MANY_ROWS, width, count,
+                  left < PANEL ? left : PANEL);
+      }
+}
+#endif

@@ -25,6 +25,7 @@ from outrider.errors import (
 from outrider.llm.load import Placement
 from outrider.models import compiled, packing, product
 from outrider.models.base import Rows
+from outrider.models.capability import row_errors
 from outrider.models.hf import HuggingFaceTarget
 from tests.models.families import (
     FAMILIES,
@@ -353,8 +354,31 @@ def test_an_interrupted_build_leaves_nothing(
         made.compile()
     (left,) = compiled.cache_folder().iterdir()
     assert [file.name for file in left.iterdir()] == [product.LIBRARY]
-    assert not made.compile(build=False)
     assert not any(linear.product for linear in few_rows(made))
+    assert not made.info()["own_products"]
+
+
+def test_products_that_are_there_are_used_without_a_package(
+    target: HuggingFaceTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By any model, one that is never compiled too; not where nothing compiled is wanted."""
+    monkeypatch.setenv("OUTRIDER_CACHE_DIR", str(tmp_path))
+    tokens = random_tokens(6)
+    made, plain = HuggingFaceTarget(tiny()), HuggingFaceTarget(tiny())
+    assert not made.compile(build=False) and not made.info()["own_products"]
+    assert product.product(build=True) is not None
+    assert not made.compile(build=False) and not made.info()["compiled"]
+    assert made.info()["own_products"] and all(linear.product for linear in few_rows(made))
+    assert not Placement(compile=False).compiled(plain).info()["own_products"]
+    ours, theirs = (
+        one.score(Rows((one.open(8),), (6,), tokens)) for one in (made, plain)
+    )  # fmt: skip
+    assert float(row_errors(ours, theirs).max()) < 1e-5
+    monkeypatch.setattr(compiled, "why_not", lambda *_: "is not to be")
+    with pytest.raises(UnsupportedModel, match="is not to be"):
+        made.compile()
+    assert not made.info()["own_products"]
+    assert Placement().compiled(made).info()["own_products"]
 
 
 def test_models_are_compiled_one_after_another(

@@ -1,4 +1,4 @@
-"""The compiled product of few rows: its numbers, its bits, and where it is kept."""
+"""The compiled products of few rows: their numbers, their bits, and where they are kept."""
 
 from __future__ import annotations
 
@@ -39,6 +39,13 @@ def compiled() -> Product:
     made = product(build=True)
     assert made is not None
     return made
+
+
+@pytest.fixture
+def panelled(compiled: Product) -> Product:
+    if not compiled.has_panels:
+        pytest.skip("this processor does not multiply bfloat16 numbers, or does it by tiles")
+    return compiled
 
 
 def test_it_is_compiled_once_and_found_again(
@@ -85,6 +92,95 @@ def test_a_row_has_the_same_bits_among_others(compiled: Product):
         assert torch.equal(compiled(inputs[:rows], weight, bias), alone[:rows])
     torch_alone = torch.cat([nn.functional.linear(row[None], weight, bias) for row in inputs])
     assert not torch.equal(nn.functional.linear(inputs, weight, bias), torch_alone)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("width", "count"), [(1, 1), (15, 50), (64, 23), (700, 97), (1024, 200), (9001, 33)]
+)
+def test_panels_are_the_product(panelled: Product, width: int, count: int, threads: int):
+    """Any number of rows: tiles of every size, more than are summed at once, deep weights."""
+    draw, before = torch.Generator().manual_seed(width), torch.get_num_threads()
+    weight, bias = (
+        torch.randn(*shape, generator=draw).bfloat16() for shape in ((count, width), (count,))
+    )
+    panels = panelled.laid_out(weight)
+    assert torch.equal(panelled.plain(panels, count, width), weight)
+    torch.set_num_threads(threads)
+    try:
+        for rows in (0, *range(1, 10), 24, 95, 97, 200):
+            inputs = torch.randn(1, rows, width, generator=draw).bfloat16()
+            for own in (None, bias):
+                wanted = nn.functional.linear(
+                    inputs.double(), weight.double(), None if own is None else own.double()
+                )
+                found = panelled.over_panels(inputs, panels, own, count)
+                assert found.shape == wanted.shape and found.dtype == torch.bfloat16
+                # A number is rounded once, at the end: to 8 bits.
+                assert ((found - wanted).abs() <= wanted.abs() / 256 + 1e-4 * width**0.5).all()
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_row_over_panels_has_the_same_bits_among_any_number(panelled: Product):
+    draw = torch.Generator().manual_seed(1)
+    weight, inputs = (
+        torch.randn(*shape, generator=draw).bfloat16() for shape in ((300, 5000), (130, 5000))
+    )
+    panels = panelled.laid_out(weight)
+    alone = torch.cat([panelled.over_panels(row[None], panels, None, 300) for row in inputs])
+    for rows in (*range(2, 20), 96, 97, 130):
+        assert torch.equal(panelled.over_panels(inputs[:rows], panels, None, 300), alone[:rows])
+
+
+def test_a_packed_layer_changes_its_layout_and_back(panelled: Product):
+    draw = torch.Generator().manual_seed(2)
+    weight, bias = (torch.randn(*shape, generator=draw).bfloat16() for shape in ((70, 33), (70,)))
+    layer, inputs = PackedLinear(weight, bias), torch.randn(3, 33, generator=draw).bfloat16()
+    before = layer(inputs)
+    layer.lay_out(panelled)
+    assert layer.product is panelled and torch.equal(layer.weight, weight)
+    assert torch.equal(layer.state_dict()["weight"], weight)
+    inside = layer(inputs)
+    assert torch.equal(
+        inside, panelled.over_panels(inputs, panelled.laid_out(weight), layer.bias, 70)
+    )
+    assert torch.allclose(inside, before, rtol=1e-2)
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert other.product is panelled and torch.equal(other(inputs), inside)
+    layer.lay_out(None)
+    assert layer.product is None and torch.equal(layer(inputs), before)
+    wide = PackedLinear(weight.float(), None)
+    wide.lay_out(panelled)
+    assert wide.product is None
+
+
+def test_panels_take_nothing_but_what_they_can_read(panelled: Product):
+    """Anything else goes the way of torch over the plain weight, errors included."""
+    weight = torch.randn(70, 33).bfloat16()
+    layer = PackedLinear(weight, None)
+    layer.lay_out(panelled)
+    gaps = torch.randn(5, 66).bfloat16()[:, ::2]
+    assert torch.allclose(layer(gaps), nn.functional.linear(gaps, weight), rtol=1e-2, atol=1e-2)
+    assert not panelled.takes_panels(gaps.float())
+    assert not panelled.takes_panels(gaps.to("meta"))
+    with pytest.raises(RuntimeError, match="dtype"):
+        layer(gaps.float())
+    with pytest.raises(RuntimeError, match="shapes"):
+        layer(gaps[:, :30])
+    assert layer(gaps.clone().requires_grad_()).requires_grad
+
+
+def test_a_processor_with_tiles_keeps_onednns_layout(
+    compiled: Product, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "has_tiles", lambda: True)
+    own = Product(compiled._library)
+    assert not own.has_panels
+    if can_pack(torch.device("cpu"), torch.bfloat16):
+        layer = PackedLinear(torch.randn(70, 33).bfloat16(), None)
+        layer.lay_out(own)
+        assert layer.product is None
 
 
 def test_inputs_with_gaps(compiled: Product):
@@ -162,7 +258,7 @@ class Counted(Product):
     """The product, and how often it was called."""
 
     def __init__(self, own: Product) -> None:
-        self._run, self.calls = own._run, 0
+        self._run, self.has_panels, self.calls = own._run, False, 0
 
     def __call__(
         self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
@@ -201,10 +297,29 @@ def test_a_broken_library_is_told(tmp_path: Path):
 
 def test_one_that_computes_something_else_is_refused(tmp_path: Path):
     """The negative control of the check at load: a sum that leaves the last numbers out."""
+    refuse(tmp_path, "for (long i = at; i < width; i++)", "for (long i = at; i < at; i++)")
+
+
+@pytest.mark.usefixtures("panelled")
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("if (at < depth) add(at, 1)", "if (at < at) add(at, 1)"),
+        ("_mm512_add_ps(_mm512_load_ps(sums + r * PANEL + v * 16), added)",
+         "_mm512_load_ps(sums + r * PANEL + v * 16)"),
+        ("from += MANY_ROWS", "from += rows"),
+    ],
+)  # fmt: skip
+def test_panels_that_compute_something_else_are_refused(tmp_path: Path, right: str, wrong: str):
+    """The last of an odd number of inputs, the bias, and rows beyond the first round left out."""
+    refuse(tmp_path, right, wrong)
+
+
+def refuse(tmp_path: Path, right: str, wrong: str) -> None:
+    """Checks that a product with another line in it is refused."""
     source = module.SOURCE.read_text()
-    wrong = source.replace("for (long i = at; i < width; i++)", "for (long i = at; i < at; i++)")
-    assert wrong != source
-    (tmp_path / "wrong.cpp").write_text(wrong)
+    assert source.count(right) == 1
+    (tmp_path / "wrong.cpp").write_text(source.replace(right, wrong))
     library = tmp_path / LIBRARY
     subprocess.run(
         ["g++", *module.FLAGS, str(tmp_path / "wrong.cpp"), "-o", str(library)], check=True
