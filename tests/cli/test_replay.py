@@ -52,7 +52,9 @@ def test_the_table(outrider: Command, traced: Path) -> None:
     ran = outrider("replay", str(traced))
     lines = ran.out.splitlines()
     assert lines[0].split()[:2] == ["policy", "tokens/s"]
-    assert lines[1].startswith("oracle (sees the future)")
+    best = next(i for i, line in enumerate(lines) if line.startswith("oracle (sees the future)"))
+    # Nobody is faster; a fixed depth may be as fast, and stand before it.
+    assert all(line.split()[-1] == "0" for line in lines[1 : best + 1])
     assert {line.split()[0] for line in lines[1:-1]} == {
         "none", "depth:1", "depth:2", "depth:4", "expected", "auto", "oracle"
     }  # fmt: skip
