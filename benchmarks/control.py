@@ -89,6 +89,8 @@ class Pair:
             HuggingFaceTarget(model.to(self._dtype), share_prefixes=False)
             for model in (target, draft)
         )
+        for model in (self.target, self.draft) if options.compile else ():
+            model.compile()
         self.tokenizer = TextTokenizer(bundled_path("target"))
 
     def llm(self, drafter: Drafter, k: int, batch: int) -> LLM:

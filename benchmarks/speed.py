@@ -106,6 +106,7 @@ def _settings(options: argparse.Namespace) -> Settings:
         "feed_forward": options.feed_forward,
         "mirrored": options.mirrored,
         "seed": options.seed,
+        "compiled": options.compile,
         "dtype": as_dtype(options.dtype),
     }
     chosen |= {name: value for name, value in given.items() if value is not None}
@@ -139,6 +140,7 @@ def _parser() -> argparse.ArgumentParser:
         default=None,
         help="A B C C B A on each prompt; twice the time",
     )
+    add("--compile", action="store_true", help="compiled forwards")
     add("--seed", type=int, help="of the inflated weights (0)")
     add("--dtype", help="float32, bfloat16 (bfloat16 where the processor computes in it)")
     add("--target", type=Path, help="folder of another target than the bundled one")

@@ -45,6 +45,7 @@ class Settings:
         num_calibration: prompts, none of them timed, on which acceptance is measured to choose k.
         rounds: repetitions when costs are measured.
         seed: of the inflated weights.
+        compiled: forwards as machine code, as `LLM.load(compile=True)` has them.
         dtype: of all weights; None is bfloat16 where the processor computes in it, else float32.
     """
 
@@ -66,6 +67,7 @@ class Settings:
     num_calibration: int = 12
     rounds: int = 12
     seed: int = 0
+    compiled: bool = False
     dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:

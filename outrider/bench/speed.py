@@ -178,7 +178,10 @@ class _Bench:
     def _wrap(self, model: nn.Module) -> HuggingFaceTarget:
         plain: Any = self._plain(model)
         # Every run reads its prompt: the tokens/s count that in.
-        return HuggingFaceTarget(plain, share_prefixes=False)
+        wrapped = HuggingFaceTarget(plain, share_prefixes=False)
+        if self.settings.compiled:
+            wrapped.compile()
+        return wrapped
 
     def _plain(self, model: nn.Module) -> nn.Module:
         return model.to(self.dtype)

@@ -17,9 +17,8 @@ from rich.text import Text
 from outrider.types import Source
 
 INTERRUPTED = 130
-SPINS = "10000"
-"""How often a thread of torch's looks before it sleeps: some dozens of microseconds. Behind a busy
-neighbour each look more is lost."""
+SPINS = "3000"
+"""How often a thread of torch's looks before it sleeps; behind a busy neighbour each is lost."""
 LOOKS, BETWEEN_S = 3, 0.002
 """How often the machine is looked at, and how far apart: what runs for a moment is in one look."""
 STYLES: dict[Source, str] = {"draft": "green", "correction": "bold magenta", "bonus": "bold cyan"}
@@ -56,7 +55,8 @@ def others_at_work() -> bool:
         running = min(_num_running() for _ in range(LOOKS))
     except (OSError, ValueError, IndexError):
         return True
-    return running - 1 + len(os.sched_getaffinity(0)) > (os.cpu_count() or 1)
+    # This thread is one of those that run: where none is, the number means nothing.
+    return running < 1 or running - 1 + len(os.sched_getaffinity(0)) > (os.cpu_count() or 1)
 
 
 def _num_running() -> int:

@@ -51,6 +51,7 @@ from outrider.models.packing import (
     arrange_linears,
     restore_linears,
     use_product,
+    uses_product,
 )
 from outrider.models.plan import Plan, make_plan
 from outrider.models.product import Product, product
@@ -282,6 +283,7 @@ class HuggingFaceTarget(Target):
     def _use_product(self, own: Product | None) -> None:
         use_product(self.model, own)
         self._product = own
+        give_back_memory()
 
     def _check_compiled(self, found: CompiledForward, layers: tuple[int, ...]) -> None:
         """Refuses a compiled forward whose rows, or hidden states, are not the model's own."""
@@ -415,7 +417,7 @@ class HuggingFaceTarget(Target):
 
     @property
     def product(self) -> Product | None:
-        """What its linear layers compute by where forwards are compiled; None: by torch alone."""
+        """What its linear layers may compute by; None: by torch and oneDNN alone."""
         return self._product
 
     @property
@@ -491,7 +493,7 @@ class HuggingFaceTarget(Target):
             "attention": f"{self._door.name}, canonical order" if self.strict else self._door.name,
             "path": self._door.path,
             "linears": linears,
-            "own_products": self._product is not None,
+            "own_products": self._product is not None and uses_product(self.model),
             "strict": self.strict,
             "compiled": self._compiled is not None,
             "vocab_size": self.vocab_size,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from outrider.models.product import Product
 
-MIN_PACKED = {torch.float32: 1 << 22, torch.bfloat16: 1 << 12}
+MIN_PACKED = {torch.float32: 1 << 22, torch.bfloat16: 1 << 14}
 """Weights from which packing pays. One row of a packed float32 matrix takes from a third (Zen 5) to
 1.1 (Cascade Lake) of the plain one's time, five rows half or less; in small ones a
 packed call's own 40 microseconds weigh more on the latter. In bfloat16 a packed matrix is the
@@ -100,24 +100,23 @@ class PackedLinear(OwnLinear):
         self.out_features, self.in_features = weight.shape
         self.bias = bias if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         self.dtype, self.product = weight.dtype, cast("Product | None", None)
-        self._pack(weight.detach())
+        self._packed = self._laid_out(weight.detach(), None)
         self.was_unpacked = False
 
     def lay_out(self, product: Product | None) -> None:
         """Pack a bfloat16 weight for `product`, if that has panels; None = for oneDNN again."""
-        if product is not None and not (product.has_panels and self.dtype is torch.bfloat16):
+        bias = self.bias
+        if product is not None and not product.lays_out(self.dtype, self.out_features, bias):
             product = None
         if product is not self.product:
-            weight = self._plain_weight()
-            self.product = product
-            self._pack(weight)
+            packed = self._laid_out(self._plain_weight(), product)
+            self._packed, self.product = packed, product
 
     @torch.inference_mode()
-    def _pack(self, weight: Tensor) -> None:
-        if self.product is not None:
-            self._packed = self.product.laid_out(weight)
-        else:
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS_HINT)
+    def _laid_out(self, weight: Tensor, product: Product | None) -> Tensor:
+        if product is not None:
+            return product.laid_out(weight)
+        return torch.ops.mkldnn._reorder_linear_weight(weight, ROWS_HINT)
 
     def _plain_weight(self) -> Tensor:
         if self.product is not None:
@@ -136,7 +135,7 @@ class PackedLinear(OwnLinear):
             return torch.ops.mkldnn._linear_pointwise(
                 inputs, self._packed, self.bias, "none", [], ""
             )
-        if inputs.shape[-1] != self.in_features or not product.takes_panels(inputs):
+        if not product.takes_panels(inputs, self.in_features):
             return nn.functional.linear(inputs, self._plain_weight(), self.bias)
         return product.over_panels(inputs, self._packed, self.bias, self.out_features)
 
@@ -272,6 +271,15 @@ def use_product(model: nn.Module, product: Product | None) -> None:
             layer.product = product
         elif isinstance(layer, PackedLinear):
             layer.lay_out(product)
+
+
+def uses_product(model: nn.Module) -> bool:
+    """Whether any layer computes by a product of Outrider's own."""
+    layers = (m._fusion.linear if isinstance(m, FusedLinear) else m for m in model.modules())
+    return any(
+        isinstance(layer, (FewRowsLinear, PackedLinear)) and layer.product is not None
+        for layer in layers
+    )
 
 
 def arrangement_of(model: nn.Module) -> int:

@@ -1,5 +1,5 @@
-// Products of a few rows with a weight, each number of which is read once: float32 where it lies,
-// bfloat16 in panels.
+// Products of a few rows with a weight, each number of which is read once for them: float32 where it
+// lies, bfloat16 in panels.
 //
 // y[r, o] = bias[o] + sum over i of w[o, i] x[r, i]. Several outputs are summed at a time, so that
 // the weight comes from memory in several streams, which is up to twice as fast as in one. The order

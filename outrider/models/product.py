@@ -32,6 +32,8 @@ LIBRARY = "product.so"
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 MOST_ROWS = 24
 """Rows up to which it is the fastest over a plain weight; of more, arithmetic outlasts reading."""
+PLAIN = (Tensor, nn.Parameter)
+"""Types with numbers behind their address; a subclass may have none."""
 PANEL = 32
 """Outputs whose weights lie together in bfloat16: `product.cpp` says how."""
 ALONE = 1 << 15
@@ -76,7 +78,12 @@ class Product:
         tensors = (inputs, weight) if bias is None else (inputs, weight, bias)
         return (
             0 < inputs.numel() <= MOST_ROWS * weight.shape[1]
-            and all(t.dtype is torch.float32 and t.device.type == "cpu" for t in tensors)
+            and inputs.shape[-1] == weight.shape[1]
+            and (bias is None or bias.shape == weight.shape[:1])
+            and all(
+                type(t) in PLAIN and t.dtype is torch.float32 and t.device.type == "cpu"
+                for t in tensors
+            )
             and all(t.is_contiguous() for t in tensors[1:])
             and not torch.is_autocast_enabled("cpu")
             and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
@@ -89,9 +96,12 @@ class Product:
         bias: Float[Tensor, " O"] | None,
     ) -> Float[Tensor, "... O"]:
         """`inputs @ weight.T + bias` of tensors that it `takes`."""
-        inputs = inputs.contiguous()
+        out = inputs.new_empty(*inputs.shape[:-1], len(weight))
+        self._into(out, inputs.contiguous(), weight, bias)
+        return out
+
+    def _into(self, out: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         count, width = weight.shape
-        out = inputs.new_empty(*inputs.shape[:-1], count)
         self._run(
             inputs.data_ptr(),
             weight.data_ptr(),
@@ -102,7 +112,6 @@ class Product:
             count,
             torch.get_num_threads() if count * width > ALONE else 1,
         )
-        return out
 
     def laid_out(self, weight: BFloat16[Tensor, "O I"]) -> Int32[Tensor, "P J 32"]:
         """The weight in panels of 32 outputs, two inputs in a number; zeros where there is none."""
@@ -118,10 +127,21 @@ class Product:
         whole = panels.transpose(1, 2).flatten(0, 1).contiguous().view(torch.bfloat16)
         return whole[:count, :width].contiguous()
 
-    def takes_panels(self, inputs: Tensor) -> bool:
+    def lays_out(self, dtype: torch.dtype, count: int, bias: Tensor | None) -> bool:
+        """Whether a weight of `count` outputs can be laid out and used with its bias."""
+        return (
+            self.has_panels
+            and dtype is torch.bfloat16
+            and (bias is None or (bias.dtype is dtype and bias.shape == (count,)))
+            and (bias is None or bias.is_contiguous())
+        )
+
+    def takes_panels(self, inputs: Tensor, width: int) -> bool:
         """Whether `over_panels` may be asked; it looks at nothing behind an address."""
         return (
-            inputs.dtype is torch.bfloat16
+            type(inputs) in PLAIN
+            and inputs.dtype is torch.bfloat16
+            and inputs.shape[-1] == width
             and inputs.device.type == "cpu"
             and not torch.is_autocast_enabled("cpu")
             and not (inputs.requires_grad and torch.is_grad_enabled())
@@ -135,9 +155,14 @@ class Product:
         count: int,
     ) -> BFloat16[Tensor, "... O"]:
         """`inputs @ weight.T + bias` of inputs that `takes_panels`, however many rows."""
-        inputs = inputs.contiguous()
-        width = inputs.shape[-1]
         out = inputs.new_empty(*inputs.shape[:-1], count)
+        self._into_panels(out, inputs.contiguous(), panels, bias)
+        return out
+
+    def _into_panels(
+        self, out: Tensor, inputs: Tensor, panels: Tensor, bias: Tensor | None
+    ) -> None:
+        width, count = inputs.shape[-1], out.shape[-1]
         assert self._run_panels is not None
         self._run_panels(
             inputs.data_ptr(),
@@ -149,7 +174,6 @@ class Product:
             count,
             torch.get_num_threads() if count * width > ALONE else 1,
         )
-        return out
 
     def _error(self) -> float:
         """The largest error over all tile sizes, as a share of the largest number."""
@@ -160,14 +184,15 @@ class Product:
             for rows in range(1, MOST_ROWS + 1):
                 inputs = torch.randn(rows, width, generator=draw)
                 wanted = nn.functional.linear(inputs.double(), weight.double(), bias.double())
-                off = (self(inputs, weight, bias) - wanted).abs().max() / wanted.abs().max()
-                worst = max(worst, float(off)) if off.isfinite() else float("inf")
+                out = torch.full((rows, count), float("nan"))
+                self._into(out, inputs, weight, bias)
+                worst = max(worst, _off(out, wanted))
         return worst
 
     def _panels_error(self) -> float:
         """The same of the product over panels; 0 where there is none."""
         draw, worst = torch.Generator().manual_seed(0), 0.0
-        for width, count in ((37, 61), (512, 130)) if self.has_panels else ():
+        for width, count in ((37, 61), (512, 130), (4131, 33)) if self.has_panels else ():
             weight, bias, inputs = (
                 torch.randn(*shape, generator=draw).bfloat16()
                 for shape in ((count, width), (count,), (100, width))
@@ -175,10 +200,16 @@ class Product:
             panels = self.laid_out(weight)
             wanted = nn.functional.linear(inputs.double(), weight.double(), bias.double())
             for rows in (*range(1, 18), len(inputs)):
-                found = self.over_panels(inputs[:rows], panels, bias, count)
-                off = (found - wanted[:rows]).abs().max() / wanted.abs().max()
-                worst = max(worst, float(off)) if off.isfinite() else float("inf")
+                out = torch.full((rows, count), float("nan"), dtype=torch.bfloat16)
+                self._into_panels(out, inputs[:rows], panels, bias)
+                worst = max(worst, _off(out, wanted[:rows]))
         return worst
+
+
+def _off(found: Tensor, wanted: Tensor) -> float:
+    """The largest error, as a share of the largest number; endless where nothing was written."""
+    off = (found - wanted).abs().max() / wanted.abs().max()
+    return float(off) if off.isfinite() else float("inf")
 
 
 def _declared(run: Any) -> Any:

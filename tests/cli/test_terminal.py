@@ -80,7 +80,13 @@ def test_text_that_was_held_back_comes_later_under_its_own_source() -> None:
 
 @pytest.mark.parametrize(
     ("looks", "busy"),
-    [((1, 1, 1), False), ((2, 2, 2), True), ((3, 1, 2), False), ((2, 4, 3), True)],
+    [
+        ((0, 1, 1), True),
+        ((1, 1, 1), False),
+        ((2, 2, 2), True),
+        ((3, 1, 2), False),
+        ((2, 4, 3), True),
+    ],
 )
 def test_others_are_at_work_where_they_run_in_every_look(
     monkeypatch: pytest.MonkeyPatch, looks: tuple[int, ...], busy: bool
@@ -102,7 +108,8 @@ def test_cores_to_spare_are_no_reason_to_sleep(monkeypatch: pytest.MonkeyPatch) 
 def test_threads_wait_as_the_user_or_the_machine_wants(monkeypatch: pytest.MonkeyPatch) -> None:
     def waits(busy: bool, **own: str) -> tuple[str | None, str | None]:
         for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
-            monkeypatch.delenv(name, raising=False)
+            monkeypatch.setenv(name, "")  # So that what there was comes back in the end.
+            monkeypatch.delenv(name)
         for name, value in own.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(terminal, "others_at_work", lambda: busy)

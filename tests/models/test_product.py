@@ -10,9 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from outrider import LLM, SamplingParams
 from outrider.errors import ModelError
+from outrider.models import packing
 from outrider.models import product as module
+from outrider.models.base import Rows
+from outrider.models.head import TargetHead
+from outrider.models.hf import HuggingFaceTarget
 from outrider.models.packing import (
     FewRowsLinear,
     FusedLinear,
@@ -22,6 +28,7 @@ from outrider.models.packing import (
     use_product,
 )
 from outrider.models.product import LIBRARY, MOST_ROWS, Product, product
+from tests.models.families import random_model, random_tokens
 
 
 @pytest.fixture(scope="module")
@@ -162,25 +169,67 @@ def test_panels_take_nothing_but_what_they_can_read(panelled: Product):
     layer.lay_out(panelled)
     gaps = torch.randn(5, 66).bfloat16()[:, ::2]
     assert torch.allclose(layer(gaps), nn.functional.linear(gaps, weight), rtol=1e-2, atol=1e-2)
-    assert not panelled.takes_panels(gaps.float())
-    assert not panelled.takes_panels(gaps.to("meta"))
+    assert panelled.takes_panels(gaps, 33)
+    assert not panelled.takes_panels(gaps, 32)
+    assert not panelled.takes_panels(gaps.float(), 33)
+    assert not panelled.takes_panels(gaps.to("meta"), 33)
+    with FakeTensorMode() as fake:
+        assert not panelled.takes_panels(fake.from_tensor(gaps), 33)
     with pytest.raises(RuntimeError, match="dtype"):
         layer(gaps.float())
     with pytest.raises(RuntimeError, match="shapes"):
         layer(gaps[:, :30])
     assert layer(gaps.clone().requires_grad_()).requires_grad
+    for bias in (torch.randn(70), torch.randn(140).bfloat16()[::2], torch.randn(1).bfloat16()):
+        assert not panelled.lays_out(torch.bfloat16, 70, bias)
+    assert panelled.lays_out(torch.bfloat16, 70, torch.randn(70).bfloat16())
+    assert not panelled.lays_out(torch.float32, 70, None)
 
 
 def test_a_processor_with_tiles_keeps_onednns_layout(
-    compiled: Product, monkeypatch: pytest.MonkeyPatch
+    panelled: Product, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(module, "has_tiles", lambda: True)
-    own = Product(compiled._library)
+    own = Product(panelled._library)
     assert not own.has_panels
-    if can_pack(torch.device("cpu"), torch.bfloat16):
-        layer = PackedLinear(torch.randn(70, 33).bfloat16(), None)
-        layer.lay_out(own)
-        assert layer.product is None
+    layer = PackedLinear(torch.randn(70, 33).bfloat16(), None)
+    layer.lay_out(own)
+    assert layer.product is None
+
+
+def test_a_model_in_panels_takes_new_weights(panelled: Product, monkeypatch: pytest.MonkeyPatch):
+    """Fused siblings too; and a model that no product is for says so."""
+    monkeypatch.setattr(packing, "MIN_PACKED", {torch.bfloat16: 1, torch.float32: 1})
+    made, fresh = (
+        HuggingFaceTarget(random_model("llama", seed=seed).to(torch.bfloat16)) for seed in (0, 7)
+    )
+    state = {name: weight.clone() for name, weight in fresh.model.state_dict().items()}
+    for target in (made, fresh):
+        assert not target.compile(build=False) and target.info()["own_products"]
+        linears = [part for part in target.model.modules() if isinstance(part, FusedLinear)]
+        assert linears and all(part._fusion.linear.product is panelled for part in linears)
+    tokens = random_tokens(9)
+
+    def rows(target: HuggingFaceTarget) -> torch.Tensor:
+        seq = target.open(16)
+        found = target.score(Rows((seq,), (9,), tokens))
+        target.close(seq)
+        return found
+
+    assert not torch.equal(rows(made), rows(fresh))
+    made.update_weights(state)
+    assert made.info()["own_products"] and torch.equal(rows(made), rows(fresh))
+    wide = HuggingFaceTarget(random_model("llama"))
+    assert not wide.compile(build=False) and not wide.info()["own_products"]
+
+
+def test_heads_use_what_their_target_uses(panelled: Product):
+    llm = LLM.load("bundled", "eagle:bundled", dtype=torch.bfloat16)
+    assert llm.info()["own_products"]
+    llm.generate("import ", SamplingParams(max_tokens=4, temperature=0))
+    (head,) = (part for part in vars(llm.drafter).values() if isinstance(part, TargetHead))
+    own = [part for part in head.modules() if isinstance(part, PackedLinear)]
+    assert own and all(part.product is panelled for part in own)
 
 
 def test_inputs_with_gaps(compiled: Product):
@@ -202,6 +251,11 @@ def test_it_takes_nothing_but_what_it_can_read(compiled: Product):
     assert not compiled.takes(inputs.to("meta"), weight, None)
     assert not compiled.takes(torch.randn(MOST_ROWS + 1, 33), weight, None)
     assert not compiled.takes(torch.randn(0, 33), weight, None)
+    assert not compiled.takes(torch.randn(1, 66), weight, None)
+    assert not compiled.takes(torch.randn(2, 3), weight, None)
+    assert not compiled.takes(inputs, weight, torch.randn(1))
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        assert not compiled.takes(fake.from_tensor(inputs), weight, None)
     layer = FewRowsLinear(nn.Parameter(weight), nn.Parameter(bias))
     layer.product = compiled
     assert layer(inputs).requires_grad
