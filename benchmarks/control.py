@@ -408,6 +408,7 @@ def _parser() -> argparse.ArgumentParser:
     add_option("--groups", type=int, default=8, help="groups of prompts a workload")
     add_option("--tokens", type=int, help="new tokens a text; a workload's own by default")
     add_option("--k", type=ints, default=(1, 2, 4, 8), help="depths of the fixed draft model")
+    add_option("--compile", action="store_true", help="compiled forwards")
     add_option("--warm", type=int, default=64, help="tokens of a text made before anything counts")
     add_option("--layers", type=int, default=12, help="blocks of the inflated target")
     add_option("--feed-forward", type=int, default=4096, help="width of its feed-forwards")
