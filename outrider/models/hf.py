@@ -493,7 +493,7 @@ class HuggingFaceTarget(Target):
             "attention": f"{self._door.name}, canonical order" if self.strict else self._door.name,
             "path": self._door.path,
             "linears": linears,
-            "own_products": self._product is not None and uses_product(self.model),
+            "own_products": uses_product(self.model),
             "strict": self.strict,
             "compiled": self._compiled is not None,
             "vocab_size": self.vocab_size,

@@ -99,7 +99,8 @@ class PackedLinear(OwnLinear):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.bias = bias if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-        self.dtype, self.product = weight.dtype, cast("Product | None", None)
+        self.dtype = weight.dtype
+        self.product: Product | None = None
         self._packed = self._laid_out(weight.detach(), None)
         self.was_unpacked = False
 
@@ -265,21 +266,24 @@ def use_product(model: nn.Module, product: Product | None) -> None:
     Those of a plain float32 weight do few rows by it, those of a packed bfloat16 one all rows. A
     packed float32 weight, which is laid out for more rows, stays as it is.
     """
-    for module in model.modules():
-        layer = module._fusion.linear if isinstance(module, FusedLinear) else module
+    for layer in _arranged_layers(model):
         if isinstance(layer, FewRowsLinear):
             layer.product = product
-        elif isinstance(layer, PackedLinear):
+        else:
             layer.lay_out(product)
 
 
 def uses_product(model: nn.Module) -> bool:
     """Whether any layer computes by a product of Outrider's own."""
-    layers = (m._fusion.linear if isinstance(m, FusedLinear) else m for m in model.modules())
-    return any(
-        isinstance(layer, (FewRowsLinear, PackedLinear)) and layer.product is not None
-        for layer in layers
-    )
+    return any(layer.product is not None for layer in _arranged_layers(model))
+
+
+def _arranged_layers(model: nn.Module) -> Iterator[FewRowsLinear | PackedLinear]:
+    """The layers that were put in place, a fused one once for each of its parts."""
+    for module in model.modules():
+        layer = module._fusion.linear if isinstance(module, FusedLinear) else module
+        if isinstance(layer, (FewRowsLinear, PackedLinear)):
+            yield layer
 
 
 def arrangement_of(model: nn.Module) -> int:

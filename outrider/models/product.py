@@ -44,7 +44,7 @@ class Product:
     """The compiled products.
 
     `has_panels` says whether there is one of bfloat16 numbers: the processor has to multiply them
-    (AVX512-BF16). One with tiles for that (AMX) does many rows faster by oneDNN, and has none.
+    (AVX512-BF16). One with tiles for that (AMX), which oneDNN uses, has none.
 
     Args:
         library: where it is.
@@ -97,21 +97,8 @@ class Product:
     ) -> Float[Tensor, "... O"]:
         """`inputs @ weight.T + bias` of tensors that it `takes`."""
         out = inputs.new_empty(*inputs.shape[:-1], len(weight))
-        self._into(out, inputs.contiguous(), weight, bias)
+        _compute(self._run, out, inputs, weight, bias)
         return out
-
-    def _into(self, out: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-        count, width = weight.shape
-        self._run(
-            inputs.data_ptr(),
-            weight.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            out.data_ptr(),
-            inputs.numel() // width,
-            width,
-            count,
-            torch.get_num_threads() if count * width > ALONE else 1,
-        )
 
     def laid_out(self, weight: BFloat16[Tensor, "O I"]) -> Int32[Tensor, "P J 32"]:
         """The weight in panels of 32 outputs, two inputs in a number; zeros where there is none."""
@@ -156,24 +143,8 @@ class Product:
     ) -> BFloat16[Tensor, "... O"]:
         """`inputs @ weight.T + bias` of inputs that `takes_panels`, however many rows."""
         out = inputs.new_empty(*inputs.shape[:-1], count)
-        self._into_panels(out, inputs.contiguous(), panels, bias)
+        _compute(self._run_panels, out, inputs, panels, bias)
         return out
-
-    def _into_panels(
-        self, out: Tensor, inputs: Tensor, panels: Tensor, bias: Tensor | None
-    ) -> None:
-        width, count = inputs.shape[-1], out.shape[-1]
-        assert self._run_panels is not None
-        self._run_panels(
-            inputs.data_ptr(),
-            panels.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            out.data_ptr(),
-            inputs.numel() // width,
-            width,
-            count,
-            torch.get_num_threads() if count * width > ALONE else 1,
-        )
 
     def _error(self) -> float:
         """The largest error over all tile sizes, as a share of the largest number."""
@@ -185,7 +156,7 @@ class Product:
                 inputs = torch.randn(rows, width, generator=draw)
                 wanted = nn.functional.linear(inputs.double(), weight.double(), bias.double())
                 out = torch.full((rows, count), float("nan"))
-                self._into(out, inputs, weight, bias)
+                _compute(self._run, out, inputs, weight, bias)
                 worst = max(worst, _off(out, wanted))
         return worst
 
@@ -201,7 +172,7 @@ class Product:
             wanted = nn.functional.linear(inputs.double(), weight.double(), bias.double())
             for rows in (*range(1, 18), len(inputs)):
                 out = torch.full((rows, count), float("nan"), dtype=torch.bfloat16)
-                self._into_panels(out, inputs[:rows], panels, bias)
+                _compute(self._run_panels, out, inputs[:rows], panels, bias)
                 worst = max(worst, _off(out, wanted[:rows]))
         return worst
 
@@ -217,6 +188,22 @@ def _declared(run: Any) -> Any:
     run.argtypes = [*[ctypes.c_void_p] * 4, *[ctypes.c_long] * 3, ctypes.c_int]
     run.restype = None
     return run
+
+
+def _compute(run: Any, out: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Fills `out` by one of the products."""
+    inputs = inputs.contiguous()
+    width, count = inputs.shape[-1], out.shape[-1]
+    run(
+        inputs.data_ptr(),
+        weight.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        inputs.numel() // width,
+        width,
+        count,
+        torch.get_num_threads() if count * width > ALONE else 1,
+    )
 
 
 @cache

@@ -129,15 +129,26 @@ def test_panels_are_the_product(panelled: Product, width: int, count: int, threa
         torch.set_num_threads(before)
 
 
-def test_a_row_over_panels_has_the_same_bits_among_any_number(panelled: Product):
+def test_a_row_over_panels_has_the_same_bits_among_any_number(panelled: Product, tmp_path: Path):
     draw = torch.Generator().manual_seed(1)
     weight, inputs = (
         torch.randn(*shape, generator=draw).bfloat16() for shape in ((300, 5000), (130, 5000))
     )
     panels = panelled.laid_out(weight)
-    alone = torch.cat([panelled.over_panels(row[None], panels, None, 300) for row in inputs])
-    for rows in (*range(2, 20), 96, 97, 130):
-        assert torch.equal(panelled.over_panels(inputs[:rows], panels, None, 300), alone[:rows])
+
+    def kept(by: Product) -> bool:
+        alone = torch.cat([by.over_panels(row[None], panels, None, 300) for row in inputs])
+        return all(
+            torch.equal(by.over_panels(inputs[:rows], panels, None, 300), alone[:rows])
+            for rows in (*range(2, 20), 96, 97, 130)
+        )
+
+    assert kept(panelled)
+    # The negative control: right numbers, but several rows are summed from the end.
+    order = "for (; at + 2 <= depth; at += 2) add(at, 2);"
+    turned = "if (ROWS > 1) for (long back = depth / 2 * 2; back > 0; at = depth / 2 * 2)"
+    wrong = variant(tmp_path, order, f"{turned} add(back -= 2, 2); {order}")
+    assert not kept(Product(wrong))
 
 
 def test_a_packed_layer_changes_its_layout_and_back(panelled: Product):
@@ -371,6 +382,13 @@ def test_panels_that_compute_something_else_are_refused(tmp_path: Path, right: s
 
 def refuse(tmp_path: Path, right: str, wrong: str) -> None:
     """Checks that a product with another line in it is refused."""
+    library = variant(tmp_path, right, wrong)
+    with pytest.raises(ModelError, match="off by"):
+        Product(library)
+
+
+def variant(tmp_path: Path, right: str, wrong: str) -> Path:
+    """The library with another line in it."""
     source = module.SOURCE.read_text()
     assert source.count(right) == 1
     (tmp_path / "wrong.cpp").write_text(source.replace(right, wrong))
@@ -378,5 +396,4 @@ def refuse(tmp_path: Path, right: str, wrong: str) -> None:
     subprocess.run(
         ["g++", *module.FLAGS, str(tmp_path / "wrong.cpp"), "-o", str(library)], check=True
     )
-    with pytest.raises(ModelError, match="off by"):
-        Product(library)
+    return library
