@@ -121,9 +121,14 @@ static inline __m512bh pair_in_all_lanes(const Bfloat16* from, int numbers) {
   return (__m512bh)_mm512_set1_epi32(both);
 }
 
-// sums[r, o] += sum over i of w[o, i] x[r, i], in the order of i.
-template <int ROWS>
-static void panel_tile(const Bfloat16* x, long width, const Bfloat16* w, float* sums, long depth) {
+// Which cache numbers that are needed next are asked into; those of a single tile come by themselves.
+enum Ahead { NONE, SECOND, FIRST };
+
+// sums[r, o] += sum over i of w[o, i] x[r, i], in the order of i. Meanwhile `next` is asked for,
+// `step` bytes with each pair.
+template <int ROWS, Ahead AHEAD_TO>
+static void panel_tile(const Bfloat16* x, long width, const Bfloat16* w, float* sums, long depth,
+                       const char* next, long step) {
   __m512 kept[ROWS][VECTORS];
 #pragma GCC unroll 64
   for (int r = 0; r < ROWS; r++)
@@ -143,7 +148,10 @@ static void panel_tile(const Bfloat16* x, long width, const Bfloat16* w, float* 
     }
   };
   long at = 0;
-  for (; at + 2 <= depth; at += 2) add(at, 2);
+  for (; at + 2 <= depth; at += 2, next += step) {
+    if constexpr (AHEAD_TO != NONE) __builtin_prefetch(next, 0, AHEAD_TO == FIRST ? 3 : 2);
+    add(at, 2);
+  }
   if (at < depth) add(at, 1);
 #pragma GCC unroll 64
   for (int r = 0; r < ROWS; r++)
@@ -151,10 +159,11 @@ static void panel_tile(const Bfloat16* x, long width, const Bfloat16* w, float* 
     for (int v = 0; v < VECTORS; v++) _mm512_store_ps(sums + r * PANEL + v * 16, kept[r][v]);
 }
 
-typedef void (*PanelTile)(const Bfloat16*, long, const Bfloat16*, float*, long);
-static const PanelTile PANEL_TILES[TILE_ROWS] = {panel_tile<1>, panel_tile<2>, panel_tile<3>,
-                                                 panel_tile<4>, panel_tile<5>, panel_tile<6>,
-                                                 panel_tile<7>, panel_tile<8>};
+typedef void (*PanelTile)(const Bfloat16*, long, const Bfloat16*, float*, long, const char*, long);
+template <Ahead TO>
+static constexpr PanelTile PANEL_TILES[TILE_ROWS] = {
+    panel_tile<1, TO>, panel_tile<2, TO>, panel_tile<3, TO>, panel_tile<4, TO>,
+    panel_tile<5, TO>, panel_tile<6, TO>, panel_tile<7, TO>, panel_tile<8, TO>};
 
 // One panel's outputs of up to MANY_ROWS rows; y begins at its first output.
 static void one_panel(const Bfloat16* x, const Bfloat16* w, const Bfloat16* bias, Bfloat16* y,
@@ -162,11 +171,18 @@ static void one_panel(const Bfloat16* x, const Bfloat16* w, const Bfloat16* bias
   alignas(64) float sums[MANY_ROWS * PANEL];
   std::memset(sums, 0, rows * PANEL * sizeof(float));
   long tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+  // Several tiles compute from a cache, and memory would idle: each asks for its share of the block
+  // that comes next. Two find time to have it in the second cache, more in the first.
+  const PanelTile* run = tiles == 1   ? PANEL_TILES<NONE>
+                         : tiles == 2 ? PANEL_TILES<SECOND>
+                                      : PANEL_TILES<FIRST>;
   for (long at = 0; at < width; at += DEPTH)
     for (long tile = 0; tile < tiles; tile++) {
       long from = rows * tile / tiles, upto = rows * (tile + 1) / tiles;
-      PANEL_TILES[upto - from - 1](x + from * width + at, width, w + at * PANEL,
-                                   sums + from * PANEL, width - at < DEPTH ? width - at : DEPTH);
+      long depth = width - at < DEPTH ? width - at : DEPTH, step = 4 * PANEL / tiles;
+      const char* next = (const char*)(w + (at + depth) * PANEL) + depth / 2 * step * tile;
+      run[upto - from - 1](x + from * width + at, width, w + at * PANEL, sums + from * PANEL, depth,
+                           next, step);
     }
   for (int v = 0; v * 16 < outputs; v++) {
     __mmask16 some = outputs - v * 16 < 16 ? (1 << (outputs - v * 16)) - 1 : 0xffff;
