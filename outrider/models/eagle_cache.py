@@ -13,7 +13,7 @@ from torch import Tensor
 
 from outrider.cache import CacheManager
 from outrider.models.attention_cpu import attend_cpu
-from outrider.models.attention_op import Forward, Options
+from outrider.models.attention_op import Body, Forward, Options
 from outrider.models.base import Rows, check_tokens
 from outrider.models.head import Head
 from outrider.models.plan import make_plan
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 class CachedHead:
     """A head behind `score`, `commit` and `discard`, as a target is; each module has a cache."""
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: Head, body: Body = attend_cpu) -> None:
         self.head = head
+        self._body = body
         self._caches = [CacheManager(share_prefixes=False) for _ in range(head.num_modules)]
         # Handles in all caches, by the first.
         self._seqs: dict[int, tuple[int, ...]] = {}
@@ -55,7 +56,7 @@ class CachedHead:
         device, cache = h_RD.device, self._caches[module]
         rows = replace(rows, seqs=tuple(self._seqs[seq][module] for seq in rows.seqs))
         plan = make_plan(cache, rows, device)
-        forward = Forward(cache, plan, attend_cpu, self.head.reaches)
+        forward = Forward(cache, plan, self._body, self.head.reaches)
 
         def attend(
             query: Tensor,

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from outrider.errors import UnsupportedModel
-from outrider.models.attention_op import Forward, Options, running
+from outrider.models.attention_cpu import attend_cpu
+from outrider.models.attention_op import Body, Forward, Options, running
 from outrider.models.base import Rows, Target
 from outrider.models.capability import is_close, row_errors
 from outrider.models.head_files import check_sizes
@@ -304,6 +305,11 @@ def fitted(head: HeadT, target: Target) -> HeadT:
     if isinstance(target, HuggingFaceTarget):
         use_product(head, target.product)
     return head
+
+
+def body_of(target: Target) -> Body:
+    """What a head's rows attend by: as the target's."""
+    return target.new_body() if isinstance(target, HuggingFaceTarget) else attend_cpu
 
 
 def tapped_target(target: Target) -> LoadedTarget:

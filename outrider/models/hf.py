@@ -24,6 +24,7 @@ from outrider.errors import InvalidConfig, ModelError, OutriderWarning, Unsuppor
 from outrider.models.adopting import as_it_was_if_refused, restore_layers
 from outrider.models.attention_cpu import attend_cpu
 from outrider.models.attention_op import Body
+from outrider.models.attention_own import OwnAttention
 from outrider.models.attention_strict import STRICT_BLOCK, StrictBody
 from outrider.models.base import Rows, Taps, Target, check_tokens
 from outrider.models.capability import (
@@ -283,6 +284,7 @@ class HuggingFaceTarget(Target):
     def _use_product(self, own: Product | None) -> None:
         use_product(self.model, own)
         self._product = own
+        self._body = self.new_body()
         give_back_memory()
 
     def _check_compiled(self, found: CompiledForward, layers: tuple[int, ...]) -> None:
@@ -415,6 +417,11 @@ class HuggingFaceTarget(Target):
                 "logits depend on the rows beside it even in slabs of equal width; use strict=False"
             )
 
+    def new_body(self) -> Body:
+        """Attention as the target computes it, for forwards of another cache."""
+        own = None if self._product is None else self._product.attention()
+        return attend_cpu if own is None else own
+
     @property
     def product(self) -> Product | None:
         """What its linear layers may compute by; None: by torch and oneDNN alone."""
@@ -494,6 +501,8 @@ class HuggingFaceTarget(Target):
             "path": self._door.path,
             "linears": linears,
             "own_products": uses_product(self.model),
+            "own_attention": isinstance(self._door, InterfaceDoor)
+            and isinstance(self._body, OwnAttention),
             "strict": self.strict,
             "compiled": self._compiled is not None,
             "vocab_size": self.vocab_size,

@@ -80,6 +80,7 @@ class Span:
     align: int
     device: torch.device
     _visible: dict[tuple[Reach | None, torch.device], Visible] = field(default_factory=dict)
+    _places: dict[torch.device, Tensor] = field(default_factory=dict[torch.device, Tensor])
 
     @property
     def num_rows(self) -> int:
@@ -104,6 +105,13 @@ class Span:
         if self.positions is None:
             return self.slots.count - 1
         return int(self.positions[-self.num_rows :].max())
+
+    def places(self, device: torch.device) -> Int64[Tensor, " n"]:
+        """Return the slots of the sequence's tokens, made once for all layers on a device."""
+        found = self._places.get(device)
+        if found is None:
+            found = self._places[device] = self.slots.index(0, self.slots.count, device)
+        return found
 
     def visible(self, reach: Reach | None, device: torch.device) -> Visible:
         """Return what the rows see under a reach (None: everything before them), on a device."""

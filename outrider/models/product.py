@@ -4,7 +4,7 @@ torch's products of few rows read a float32 weight in one stream or several time
 of a packed bfloat16 one reach half of what memory gives. These read it once: float32 where it lies,
 in several streams, bfloat16 laid out in panels. What a row becomes does not depend, to the bit, on
 how many rows there are. They are compiled beside compiled forwards, and like them read from the
-user's own folder alone.
+user's own folder alone; `attention.cpp` goes along.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from outrider.errors import ModelError
+from outrider.models.attention_own import OwnAttention, error_of
 from outrider.models.packages import cache_folder, check_owner, first_line, keeping, key_of, making
 
 if TYPE_CHECKING:
     from jaxtyping import BFloat16, Float, Int32
 
-SOURCE = Path(__file__).with_name("product.cpp")
+SOURCES = tuple(Path(__file__).with_name(f"{name}.cpp") for name in ("product", "attention"))
 LIBRARY = "product.so"
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 MOST_ROWS = 24
@@ -44,7 +45,8 @@ class Product:
     """The compiled products.
 
     `has_panels` says whether there is one of bfloat16 numbers: the processor has to multiply them
-    (AVX512-BF16). One with tiles for that (AMX), which oneDNN uses, has none.
+    (AVX512-BF16). One with tiles for that (AMX), which oneDNN uses, has none. There is attention
+    where the processor has AVX-512.
 
     Args:
         library: where it is.
@@ -62,7 +64,18 @@ class Product:
             raise _broken(library, first_line(error)) from error
         self.has_panels = hasattr(loaded, "outrider_panels") and not has_tiles()
         self._run_panels = _declared(loaded.outrider_panels) if self.has_panels else None
-        for error, bound in ((self._error(), 1e-5), (self._panels_error(), 1e-2)):
+        self._run_attention = getattr(loaded, "outrider_attend", None)
+        if self._run_attention is not None:
+            self._run_attention.argtypes = [
+                *[ctypes.c_char_p] * 2,
+                ctypes.c_long,
+                *[ctypes.c_int] * 2,
+            ]
+            self._run_attention.restype = None
+        attention = self.attention()
+        attended = 0.0 if attention is None else error_of(attention)
+        errors = (self._error(), 1e-5), (self._panels_error(), 1e-2), (attended, 2e-2)
+        for error, bound in errors:
             if not error < bound:
                 raise _broken(library, f"it is off by {error:.1e} of the largest number")
 
@@ -72,6 +85,10 @@ class Product:
 
     def __deepcopy__(self, _: Any) -> Product:
         return self
+
+    def attention(self) -> OwnAttention | None:
+        """Attention for the forwards of one model; None where there is none."""
+        return None if self._run_attention is None else OwnAttention(self._run_attention)
 
     def takes(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         """Whether it may be asked: it gets addresses, and looks at nothing behind them."""
@@ -239,20 +256,20 @@ def _loaded(library: Path) -> Product:
 
 
 def _key() -> str:
-    return key_of({"source": SOURCE.read_text(), "flags": FLAGS})
+    return key_of({"sources": [source.read_text() for source in SOURCES], "flags": FLAGS})
 
 
 def _build(folder: Path) -> None:
     """Compiles into a folder."""
     compiler = shlex.split(os.environ.get("CXX") or "g++")
     with making(folder, LIBRARY) as new:
-        command = [*compiler, *FLAGS, str(SOURCE), "-o", str(new / LIBRARY)]
+        command = [*compiler, *FLAGS, *map(str, SOURCES), "-o", str(new / LIBRARY)]
         try:
             subprocess.run(command, check=True, capture_output=True, text=True)
         except (OSError, subprocess.CalledProcessError) as error:
             said = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
             raise ModelError(
-                f"compile=True: {shlex.join(compiler)!r} cannot compile {SOURCE.name} "
+                f"compile=True: {shlex.join(compiler)!r} cannot compile {SOURCES[0].name} "
                 f"({said.strip()[:300]}); it takes a C++ compiler; leave it out"
             ) from error
 

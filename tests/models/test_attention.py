@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from outrider.cache import BLOCK_SLOTS, CacheManager
 from outrider.errors import InvalidConfig
-from outrider.models import attention_cpu
+from outrider.models import attention_cpu, attention_own
 from outrider.models.attention_cpu import attend_cpu
 from outrider.models.attention_op import Forward, Options
 from outrider.models.attention_reference import attend_reference
@@ -19,7 +19,7 @@ from outrider.models.plan import make_plan
 from outrider.models.reach import Chunk, Window
 from tests.models.families import ancestors_of, one_thread
 
-HEADS, GROUPS, WIDTH, VALUES = 6, 2, 16, 12
+HEADS, GROUPS, WIDTH, VALUES = 6, 2, 16, 96
 CPU = torch.device("cpu")
 PARENTS = [-1, 0, 0, 1, 1, 2, 5, 3]
 single = pytest.fixture(scope="module", autouse=True)(one_thread)
@@ -75,10 +75,14 @@ def close(got, want, dtype):
     )
 
 
-@pytest.fixture(params=["whole", "pieces", "strict", "strict slabs"])
+@pytest.fixture(params=["whole", "pieces", "own", "strict", "strict slabs"])
 def body(request, monkeypatch):
     if request.param == "pieces":
         monkeypatch.setattr(attention_cpu, "PIECE_SCORES", 1)
+    if request.param == "own":
+        # Nothing of it is left to the other body.
+        monkeypatch.setattr(attention_own, "attend_cpu", None)
+        return request.getfixturevalue("own_attention"), 1
     bodies = {"strict": StrictBody(), "strict slabs": StrictBody(rows_at_once=8, whole=True)}
     body = bodies.get(request.param, attend_cpu)
     return body, STRICT_BLOCK if request.param.startswith("strict") else 1
@@ -120,7 +124,7 @@ def test_scattered_blocks_give_the_same(body, reach):
 
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_random_trees_and_reaches(data):
+def test_random_trees_and_reaches(own_attention, data):
     lengths = data.draw(st.lists(st.integers(1, 90), min_size=1, max_size=3))
     trees = []
     for _ in lengths:
@@ -131,6 +135,7 @@ def test_random_trees_and_reaches(data):
     case = (lengths, trees, reach, Options(0.3, data.draw(st.none() | st.just(3.0))))
     want = run(attend_reference, 1, *case)
     assert close(run(attend_cpu, 1, *case), want, torch.float32)
+    assert close(run(own_attention, 1, *case), want, torch.float32)
     assert close(run(StrictBody(), STRICT_BLOCK, *case), want, torch.float32)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -29,6 +28,7 @@ from outrider.models.packing import (
 )
 from outrider.models.product import LIBRARY, MOST_ROWS, Product, product
 from tests.models.families import random_model, random_tokens
+from tests.models.variants import refuse, variant
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,7 @@ def test_a_row_over_panels_has_the_same_bits_among_any_number(panelled: Product,
 
     assert kept(panelled)
     # The negative control: right numbers, but several rows are summed from the end.
-    order = "for (; at + 2 <= depth; at += 2) add(at, 2);"
+    order = "for (; at + 2 <= depth; at += 2, next += step) {"
     turned = "if (ROWS > 1) for (long back = depth / 2 * 2; back > 0; at = depth / 2 * 2)"
     wrong = variant(tmp_path, order, f"{turned} add(back -= 2, 2); {order}")
     assert not kept(Product(wrong))
@@ -378,22 +378,3 @@ def test_one_that_computes_something_else_is_refused(tmp_path: Path):
 def test_panels_that_compute_something_else_are_refused(tmp_path: Path, right: str, wrong: str):
     """The last of an odd number of inputs, the bias, and rows beyond the first round left out."""
     refuse(tmp_path, right, wrong)
-
-
-def refuse(tmp_path: Path, right: str, wrong: str) -> None:
-    """Checks that a product with another line in it is refused."""
-    library = variant(tmp_path, right, wrong)
-    with pytest.raises(ModelError, match="off by"):
-        Product(library)
-
-
-def variant(tmp_path: Path, right: str, wrong: str) -> Path:
-    """The library with another line in it."""
-    source = module.SOURCE.read_text()
-    assert source.count(right) == 1
-    (tmp_path / "wrong.cpp").write_text(source.replace(right, wrong))
-    library = tmp_path / LIBRARY
-    subprocess.run(
-        ["g++", *module.FLAGS, str(tmp_path / "wrong.cpp"), "-o", str(library)], check=True
-    )
-    return library

@@ -1,0 +1,208 @@
+"""Attention by Outrider's own code, `attention.cpp`, compiled beside its products.
+
+Keys and values are written to their places in the pools and read from there, of all sequences of a
+forward in one call. In float32 and bfloat16 on processors with AVX-512; everything is summed in
+float32. What a row becomes does not depend, to the bit, on the rows beside it.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from outrider.cache import BLOCK_SLOTS, CacheManager, LayerPool
+from outrider.models.attention_cpu import attend_cpu
+from outrider.models.attention_op import Forward, Options, PoolBody
+from outrider.models.base import Rows
+from outrider.models.plan import Plan, Visible, make_plan
+from outrider.models.reach import Reach
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+LANES = 16
+"""Heads are a multiple of so many numbers wide."""
+ALONE = 1 << 16
+"""Multiplications up to which one thread is as fast as several."""
+DTYPES = (torch.float32, torch.bfloat16)
+
+# `Layer` and `Span` of attention.cpp.
+_LAYER, _SPAN = struct.Struct("@7P12q2f"), struct.Struct("@5q2P")
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """A forward's spans under one reach, as the library reads them.
+
+    Attributes:
+        table: one entry a span.
+        count: how many.
+        scores: of each query head, in all.
+        kept: what the table points into.
+    """
+
+    table: bytes
+    count: int
+    scores: int
+    kept: tuple[Tensor, ...]
+
+
+class OwnAttention(PoolBody):
+    """Attention over the pools; what it does not take is `attend_cpu`'s.
+
+    Args:
+        run: the library's function.
+    """
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+        # The last plan, and its spans by reach: all layers of a forward share them.
+        self._known: tuple[Plan | None, dict[Reach | None, Spans]] = None, {}
+
+    def __call__(
+        self,
+        query: Float[Tensor, "H r D"],
+        keys: Float[Tensor, "G n D"],
+        values: Float[Tensor, "G n E"],
+        visible: Visible,
+        options: Options,
+    ) -> Float[Tensor, "r H E"]:
+        """As `attend_cpu`."""
+        return attend_cpu(query, keys, values, visible, options)
+
+    def over_pool(
+        self,
+        pool: LayerPool,
+        plan: Plan,
+        rows_QKV: tuple[Tensor, Tensor, Tensor],
+        reach: Reach | None,
+        options: Options,
+    ) -> Float[Tensor, "1 R H E"] | None:
+        """Write the rows' keys and values and return their attention; None: not taken."""
+        query, _, values = rows_QKV
+        heads, rows, _ = query.shape
+        if not _takes(rows_QKV, pool, options):
+            return None
+        spans = self._spans(plan, reach)
+        covered = sum(span.num_rows for span in plan.spans) == rows
+        shape = 1, rows, heads, values.shape[2]
+        out = query.new_empty(shape) if covered else query.new_zeros(shape)
+        self.fill(out, pool, spans, rows_QKV, options)
+        return out
+
+    def fill(
+        self,
+        out: Float[Tensor, "1 R H E"],
+        pool: LayerPool,
+        spans: Spans,
+        rows_QKV: tuple[Tensor, Tensor, Tensor],
+        options: Options,
+    ) -> None:
+        """Write the rows' keys and values, and their attention into `out`."""
+        query, keys, values = rows_QKV
+        heads, _, width = query.shape
+        sinks = None if options.sinks is None else options.sinks.float().contiguous()
+        layer = _LAYER.pack(
+            query.data_ptr(),
+            keys.data_ptr(),
+            values.data_ptr(),
+            pool.keys.data_ptr(),
+            pool.values.data_ptr(),
+            out.data_ptr(),
+            0 if sinks is None else sinks.data_ptr(),
+            *query.stride()[:2],
+            *keys.stride()[:2],
+            *values.stride()[:2],
+            pool.keys.stride(0),
+            pool.values.stride(0),
+            heads,
+            len(keys),
+            width,
+            values.shape[2],
+            options.scaling,
+            options.softcap or 0.0,
+        )
+        several = spans.scores * heads * (width + values.shape[2]) > ALONE
+        threads = torch.get_num_threads() if several else 1
+        self._run(layer, spans.table, spans.count, query.dtype is torch.bfloat16, threads)
+
+    def _spans(self, plan: Plan, reach: Reach | None) -> Spans:
+        known = self._known
+        if known[0] is not plan:
+            known = self._known = plan, {}
+        found = known[1].get(reach)
+        if found is None:
+            found = known[1][reach] = spans_of(plan, reach)
+        return found
+
+
+def _takes(rows_QKV: tuple[Tensor, Tensor, Tensor], pool: LayerPool, options: Options) -> bool:
+    """Whether addresses may be handed over; it looks at nothing behind one."""
+    dtype = rows_QKV[0].dtype
+    sinks = options.sinks
+    return (
+        dtype in DTYPES
+        and pool.keys.dtype is dtype
+        and all(
+            t.dtype is dtype
+            and t.device.type == "cpu"
+            and t.stride(2) == 1
+            and t.shape[2] % LANES == 0
+            for t in rows_QKV
+        )
+        and (sinks is None or sinks.device.type == "cpu")
+        and not (torch.is_grad_enabled() and any(t.requires_grad for t in rows_QKV))
+    )
+
+
+def error_of(own: OwnAttention) -> float:
+    """Its largest error, as a share of the largest number; endless where nothing was written."""
+    draw, worst = torch.Generator().manual_seed(0), 0.0
+    heads, groups, width, value_width = 6, 2, 32, 96
+    for dtype in DTYPES:
+        # Sequences that grow in turn have blocks in turn.
+        cache = CacheManager(share_prefixes=False)
+        seqs = cache.open(1), cache.open(1)
+        for count in (BLOCK_SLOTS + 2, 5, 1):
+            rows = Rows(seqs, (count, count), torch.zeros(2 * count, dtype=torch.int64))
+            plan = make_plan(cache, rows, torch.device("cpu"))
+            query, keys, values = (
+                torch.randn(num, 2 * count, wide, generator=draw).to(dtype)
+                for num, wide in ((heads, width), (groups, width), (groups, value_width))
+            )
+            out = torch.full((1, 2 * count, heads, value_width), float("nan"), dtype=dtype)
+            options = Options(0.3, 5.0, torch.linspace(-1, 1, heads))
+            pool = cache.pool(0, keys, values)
+            own.fill(out, pool, spans_of(plan, None), (query, keys, values), options)
+            other = Forward(cache, plan, attend_cpu)
+            wanted = other.attend(0, query[None], keys[None], values[None], options)
+            off = (out - wanted).abs().max() / wanted.abs().max()
+            worst = max(worst, float(off) if off.isfinite() else float("inf"))
+            for seq in seqs:
+                cache.stage(seq, count)
+                cache.commit(seq, count)
+    return worst
+
+
+def spans_of(plan: Plan, reach: Reach | None) -> Spans:
+    """The plan's spans under a reach."""
+    cpu = torch.device("cpu")
+    parts: list[bytes] = []
+    kept: list[Tensor] = []
+    scores = 0
+    for span in plan.spans:
+        visible, places = span.visible(reach, cpu), span.places(cpu)
+        count, hidden, address = span.slots.count, visible.hidden, 0
+        if hidden is not None:
+            hidden = hidden.contiguous()
+            kept.append(hidden)
+            address = hidden.data_ptr()
+        kept.append(places)
+        own = span.first, span.num_rows, visible.first, count, visible.masked
+        parts.append(_SPAN.pack(*own, address, places.data_ptr()))
+        scores += span.num_rows * (count - visible.first)
+    return Spans(b"".join(parts), len(parts), scores, tuple(kept))
