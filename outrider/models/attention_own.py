@@ -41,12 +41,14 @@ class Spans:
     Attributes:
         table: one entry a span.
         count: how many.
+        rows: of all of them.
         scores: of each query head, in all.
         kept: what the table points into.
     """
 
     table: bytes
     count: int
+    rows: int
     scores: int
     kept: tuple[Tensor, ...]
 
@@ -88,9 +90,8 @@ class OwnAttention(PoolBody):
         if not _takes(rows_QKV, pool, options):
             return None
         spans = self._spans(plan, reach)
-        covered = sum(span.num_rows for span in plan.spans) == rows
         shape = 1, rows, heads, values.shape[2]
-        out = query.new_empty(shape) if covered else query.new_zeros(shape)
+        out = query.new_empty(shape) if spans.rows == rows else query.new_zeros(shape)
         self.fill(out, pool, spans, rows_QKV, options)
         return out
 
@@ -142,19 +143,21 @@ class OwnAttention(PoolBody):
 
 def _takes(rows_QKV: tuple[Tensor, Tensor, Tensor], pool: LayerPool, options: Options) -> bool:
     """Whether addresses may be handed over; it looks at nothing behind one."""
-    dtype = rows_QKV[0].dtype
-    sinks = options.sinks
+    # Asked in every layer: written out, it takes half as long as a loop over the three.
+    query, keys, values = rows_QKV
+    dtype, sinks = query.dtype, options.sinks
     return (
         dtype in DTYPES
+        and keys.dtype is dtype
+        and values.dtype is dtype
         and pool.keys.dtype is dtype
-        and all(
-            t.dtype is dtype
-            and t.device.type == "cpu"
-            and t.stride(2) == 1
-            and t.shape[2] % LANES == 0
-            for t in rows_QKV
-        )
-        and (sinks is None or sinks.device.type == "cpu")
+        and query.is_cpu
+        and keys.is_cpu
+        and values.is_cpu
+        and query.stride(2) == keys.stride(2) == values.stride(2) == 1
+        and query.shape[2] % LANES == 0
+        and values.shape[2] % LANES == 0
+        and (sinks is None or sinks.is_cpu)
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in rows_QKV))
     )
 
@@ -193,7 +196,7 @@ def spans_of(plan: Plan, reach: Reach | None) -> Spans:
     cpu = torch.device("cpu")
     parts: list[bytes] = []
     kept: list[Tensor] = []
-    scores = 0
+    rows = scores = 0
     for span in plan.spans:
         visible, places = span.visible(reach, cpu), span.places(cpu)
         count, hidden, address = span.slots.count, visible.hidden, 0
@@ -204,5 +207,6 @@ def spans_of(plan: Plan, reach: Reach | None) -> Spans:
         kept.append(places)
         own = span.first, span.num_rows, visible.first, count, visible.masked
         parts.append(_SPAN.pack(*own, address, places.data_ptr()))
+        rows += span.num_rows
         scores += span.num_rows * (count - visible.first)
-    return Spans(b"".join(parts), len(parts), scores, tuple(kept))
+    return Spans(b"".join(parts), len(parts), rows, scores, tuple(kept))
