@@ -4,8 +4,9 @@
 
 Both sides get the same queries, keys and values: 32 query heads, 8 key heads, width 64. Ours
 includes writing the new keys and values to the block pool; transformers' gets them already in
-place, and an explicit mask, which is what a cache with staged rows needs there. Runs are
-interleaved, medians are printed.
+place, and an explicit mask, which is what a cache with staged rows needs there. "own" is
+attention.cpp, where the processor has AVX-512; it is compiled first. Runs are interleaved, medians
+are printed.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from outrider.models.attention_op import Body, Forward, Options
 from outrider.models.attention_strict import STRICT_BLOCK, StrictBody
 from outrider.models.base import Rows
 from outrider.models.plan import make_plan
+from outrider.models.product import product
 
 QUERY_HEADS, KEY_HEADS, WIDTH = 32, 8, 64
 ROWS = (1, 8, 16)
@@ -40,6 +42,7 @@ class Case:
     dtype: str
     cached: int
     rows: int
+    own_ms: float | None
     ours_ms: float
     strict_ms: float
     sdpa_ms: float
@@ -91,27 +94,31 @@ def medians_ms(calls: list[Callable[[], object]], seconds: float) -> list[float]
 @torch.inference_mode()
 def measure(dtype: torch.dtype, lengths: tuple[int, ...], seconds: float) -> list[Case]:
     """Return the table of one dtype, the row counts of one length interleaved."""
-    cases = []
+    cases: list[Case] = []
+    compiled = product(build=True)
+    own = None if compiled is None else compiled.attention()
+    bodies = [(own, 1)] if own is not None else []
+    bodies += [(attend_cpu, 1), (StrictBody(), STRICT_BLOCK)]
     for cached in lengths:
-        calls = []
+        calls: list[Callable[[], object]] = []
         for rows in ROWS:
-            calls.append(ours(cached, rows, dtype, attend_cpu, 1))
-            calls.append(ours(cached, rows, dtype, StrictBody(), STRICT_BLOCK))
+            calls += [ours(cached, rows, dtype, body, align) for body, align in bodies]
             calls.append(theirs(cached, rows, dtype))
-        found = medians_ms(calls, seconds)
+        found = iter(medians_ms(calls, seconds))
         name = str(dtype).removeprefix("torch.")
-        for index, rows in enumerate(ROWS):
-            cases.append(Case(name, cached, rows, *found[3 * index : 3 * index + 3]))
+        for rows in ROWS:
+            first = next(found) if own is not None else None
+            cases.append(Case(name, cached, rows, first, next(found), next(found), next(found)))
             print(row(cases[-1]), flush=True)
     return cases
 
 
 def row(case: Case) -> str:
     """Return the case as a line of the table."""
-    times = (case.ours_ms, case.strict_ms, case.sdpa_ms)
+    times = (case.own_ms, case.ours_ms, case.strict_ms, case.sdpa_ms)
     return (
         f"| {case.dtype} | {case.cached} | {case.rows} | "
-        + " | ".join(f"{t:.2f}" for t in times)
+        + " | ".join("" if t is None else f"{t:.2f}" for t in times)
         + " |"
     )
 
@@ -131,16 +138,20 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(options: argparse.Namespace, command: str) -> None:
     others = others_at_work(options)
     torch.manual_seed(0)
-    print("| dtype | cached | rows | ours ms | strict ms | masked sdpa ms |\n" + "|---" * 6 + "|")
+    print("| dtype | cached | rows | own ms | cpu ms | strict ms | masked sdpa ms |")
+    print("|---" * 7 + "|")
     cases = [
         case
         for name in options.dtypes
         for case in measure(getattr(torch, name), options.cached, options.seconds)
     ]
     for one, eight in zip(cases[:: len(ROWS)], cases[1 :: len(ROWS)], strict=True):
+        own = ""
+        if one.own_ms is not None and eight.own_ms is not None:
+            own = f"own {eight.own_ms / one.own_ms:.1f}, "
         print(
-            f"{one.cached} cached, {one.dtype}: 8 rows cost "
-            f"{eight.ours_ms / one.ours_ms:.1f} times one row"
+            f"{one.cached} cached, {one.dtype}: 8 rows cost {own}"
+            f"cpu {eight.ours_ms / one.ours_ms:.1f} times one row"
         )
     save(options.json, command, {"others": others, "cases": [asdict(case) for case in cases]})
 

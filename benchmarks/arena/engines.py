@@ -47,6 +47,7 @@ ENGINES = {
         shared=True,
         arms=(
             "none",
+            "auto",
             "draft",
             "ngram",
             "suffix",
@@ -56,7 +57,7 @@ ENGINES = {
             "draft+suffix",
             "draft+recycle",
         ),
-        core=("none", "draft", "ngram", "suffix"),
+        core=("none", "auto", "draft", "ngram", "suffix"),
         copies=1.5,
         base_mb=600,
         without_8_bit="not for targets in Hugging Face folders; outrider-gguf has it",

@@ -95,25 +95,43 @@ def test_a_real_draft_forward_is_paid_for(target, draft, tokenizer, texts, monke
     assert llm.metrics.accepted == llm.metrics.drafted
 
 
-def test_an_arm_that_is_alone_in_its_process_is_taught_there(monkeypatch) -> None:
-    """As over GGUF files, where every arm has a process of its own."""
+@pytest.fixture
+def worker(monkeypatch):
+    """Outrider's arms as they run, but with the model's own forward."""
     monkeypatch.syspath_prepend(str(WORKERS))
-    worker = importlib.import_module("outrider_worker")
+    module = importlib.import_module("outrider_worker")
 
-    class Eager(worker.Outrider):
+    class Eager(module.Outrider):
         def _placement(self, task):
             return Placement(dtype=torch.float32, share_prefixes=False)
 
-    task = {
-        "arms": ["draft"],
-        "target": str(path("target")),
-        "draft": str(path("draft")),
-        "alpha": 1.0,
-        "k": 4,
-        "threads": torch.get_num_threads(),
-        "dtype": "float32",
-    }
-    job = {"prompts": [list(range(5, 25))], "tokens": 16, "temperature": 0.0, "top_k": 40}
-    answer = Eager(task).run({"arm": "draft", "seed": 0, **job})
+    return Eager
+
+
+TASK = {
+    "target": str(path("target")),
+    "draft": str(path("draft")),
+    "k": 4,
+    "threads": torch.get_num_threads(),
+    "dtype": "float32",
+}
+JOB = {
+    "prompts": [list(range(5, 25))],
+    "seed": 0,
+    "tokens": 16,
+    "temperature": 0.0,
+    "top_k": 40,
+}
+
+
+def test_an_arm_that_is_alone_in_its_process_is_taught_there(worker) -> None:
+    """As over GGUF files, where every arm has a process of its own."""
+    answer = worker({**TASK, "arms": ["draft"], "alpha": 1.0}).run({**JOB, "arm": "draft"})
     assert len(answer["texts"][0]) == 16
     assert answer["accepted"] == answer["drafted"] > 8, "what is replayed is the target's own text"
+
+
+def test_auto_chooses_between_the_draft_model_and_looking_up(worker) -> None:
+    arms = worker({**TASK, "arms": ["none", "auto", "draft"]})
+    plain, auto = (arms.run({**JOB, "arm": arm}) for arm in ("none", "auto"))
+    assert auto["texts"] == plain["texts"] and auto["drafted"] > 0

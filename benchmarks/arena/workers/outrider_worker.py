@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import outrider
 from benchmarks.arena.oracle import OracleDrafter
 from outrider import LLM, SamplingParams
 from outrider.bench.calibrate import Probe, cost_ratio
+from outrider.control import Controller
 from outrider.drafters import (
     CombinedDrafter,
     Drafter,
@@ -73,6 +75,9 @@ class Outrider:
 
     def _drafter(self, arm: str) -> Drafter:
         parts = arm.split("+")
+        if arm == "auto":
+            # The default: whichever of them pays, or nobody.
+            return Controller([ModelDrafter(self._draft_model), NgramDrafter()], name=arm)
         if len(parts) > 1:
             return CombinedDrafter([self._drafter(part) for part in parts])
         if arm == "draft":
@@ -84,7 +89,7 @@ class Outrider:
         return SIMPLE[arm]()
 
     def _draft(self) -> Drafter:
-        draft = self._load(self._task["draft"])
+        draft = self._draft_model
         tokens = list(range(1, PROBED + 1))
         probes = Probe(draft, tokens), Probe(self._target, tokens)
         self._cost = cost_ratio(*probes, 5)
@@ -95,6 +100,10 @@ class Outrider:
             return ModelDrafter(draft)
         self._oracle = OracleDrafter(ModelDrafter(draft), alpha)
         return self._oracle
+
+    @cached_property
+    def _draft_model(self) -> Any:
+        return self._load(self._task["draft"])
 
     def _placement(self, task: dict[str, Any]) -> Placement:
         dtype = getattr(torch, task["dtype"])
