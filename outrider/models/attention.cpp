@@ -1,8 +1,8 @@
 // Attention of a few rows over cached keys and values, which are read where they lie.
 //
 // Scores, weights and sums are float32 whatever is cached. What a row becomes does not depend, to
-// the bit, on the rows beside it: each query's sums run over its own keys in their order, and a
-// hidden key weighs exactly zero.
+// the bit, on the rows beside it, nor on where what it sees begins: each query's sums run over its
+// keys one after another, and a hidden key weighs exactly zero, which changes no sum.
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 #include <immintrin.h>
@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <new>
 #include <vector>
 
 namespace {
@@ -19,6 +20,8 @@ constexpr int LANES = 16;
 constexpr int SCORED = 8, WEIGHED = 4, VECTORS = 4;
 // Scores that are kept at a time, in a core's second cache; but of so many queries at least.
 constexpr int64_t KEPT = 1 << 18, LEAST = 32;
+// Numbers of a thread's scratch that stay for its next call.
+constexpr size_t SCRATCH = 1 << 21;
 // Keys whose values stay there while one query after another weighs them.
 constexpr int64_t AT_A_TIME = 256;
 
@@ -129,8 +132,10 @@ inline void scores_of(const float* query, const float* keys, int64_t width, floa
 
 template <int QUERIES, int WIDE, typename T>
 inline void weighed(const float* weights, int64_t stride, const T* values, int64_t value_width,
-                    const int64_t* places, int64_t count, float* out) {
-  __m512 sums[QUERIES][WIDE];
+                    const int64_t* places, int64_t count, float* out, float* totals) {
+  __m512 sums[QUERIES][WIDE], total[QUERIES];
+#pragma GCC unroll 16
+  for (int q = 0; q < QUERIES; q++) total[q] = _mm512_set1_ps(totals[q]);
 #pragma GCC unroll 16
   for (int q = 0; q < QUERIES; q++)
 #pragma GCC unroll 16
@@ -145,6 +150,7 @@ inline void weighed(const float* weights, int64_t stride, const T* values, int64
 #pragma GCC unroll 16
     for (int q = 0; q < QUERIES; q++) {
       __m512 weight = _mm512_set1_ps(weights[q * stride + t]);
+      total[q] = _mm512_add_ps(total[q], weight);
 #pragma GCC unroll 16
       for (int v = 0; v < WIDE; v++) sums[q][v] = _mm512_fmadd_ps(weight, value[v], sums[q][v]);
     }
@@ -153,23 +159,34 @@ inline void weighed(const float* weights, int64_t stride, const T* values, int64
   for (int q = 0; q < QUERIES; q++)
 #pragma GCC unroll 16
     for (int v = 0; v < WIDE; v++) _mm512_storeu_ps(out + q * value_width + v * LANES, sums[q][v]);
+#pragma GCC unroll 16
+  for (int q = 0; q < QUERIES; q++) totals[q] = _mm512_cvtss_f32(total[q]);
 }
 
 // Queries `from` to `upto - 1` of one key head of a span: row by row, each with the key head's
-// query heads.
+// query heads. False where memory is out.
 template <typename T>
-void some(const Layer& layer, const Span& span, int64_t group, int64_t from, int64_t upto) {
+bool some(const Layer& layer, const Span& span, int64_t group, int64_t from, int64_t upto) {
   const int64_t per_group = layer.heads / layer.groups, queries = upto - from;
   const int64_t width = layer.width, value_width = layer.value_width;
   const int64_t count = span.count - span.first, whole = (count + LANES - 1) / LANES * LANES;
   static thread_local std::vector<float> scratch;
   const size_t needed =
-      queries * (width + whole + value_width) + width * LANES + 2 * LANES;
-  if (scratch.size() < needed) scratch.resize(needed);
+      queries * (width + whole + value_width + 2) + width * LANES + 2 * LANES;
+  if (scratch.size() < needed) {
+    try {
+      scratch = std::vector<float>();
+      scratch = std::vector<float>(needed);
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
+  }
   float* keys = (float*)(((uintptr_t)scratch.data() + 63) / 64 * 64);
   float* query = keys + width * LANES;
   float* scores = query + queries * width;
   float* sums = scores + queries * whole;
+  // What all weights of a query come to: its sink first. And where the sum over further values goes.
+  float *totals = sums + queries * value_width, *again = totals + queries;
 
   for (int64_t q = 0; q < queries; q++) {
     const int64_t head = group * per_group + (from + q) % per_group;
@@ -218,22 +235,18 @@ void some(const Layer& layer, const Span& span, int64_t group, int64_t from, int
     // A sink takes part in the sum and has no value: attention to nothing.
     const __m512 sink = _mm512_set1_ps(
         layer.sinks ? layer.sinks[group * per_group + (from + q) % per_group] : lowest);
-    __m512 top = sink, total = _mm512_setzero_ps();
+    __m512 top = sink;
     for (int64_t t = 0; t < whole; t += LANES) top = _mm512_max_ps(top, _mm512_loadu_ps(own + t));
     top = _mm512_set1_ps(_mm512_reduce_max_ps(top));
     for (int64_t t = 0; t < whole; t += LANES) {
-      __m512 weight = exponential(_mm512_sub_ps(_mm512_loadu_ps(own + t), top));
-      total = _mm512_add_ps(total, weight);
-      _mm512_storeu_ps(own + t, weight);
+      _mm512_storeu_ps(own + t, exponential(_mm512_sub_ps(_mm512_loadu_ps(own + t), top)));
     }
-    const float sunk = _mm512_cvtss_f32(exponential(_mm512_sub_ps(sink, top)));
-    const __m512 share = _mm512_set1_ps(1.0f / (_mm512_reduce_add_ps(total) + sunk));
-    for (int64_t t = 0; t < whole; t += LANES)
-      _mm512_storeu_ps(own + t, _mm512_mul_ps(_mm512_loadu_ps(own + t), share));
+    totals[q] = _mm512_cvtss_f32(exponential(_mm512_sub_ps(sink, top)));
   }
 
   const T* values = (const T*)layer.cached_values + group * layer.cached_value_head;
   std::memset(sums, 0, queries * value_width * sizeof(float));
+  std::memset(again, 0, queries * sizeof(float));
   for (int64_t t = 0; t < count; t += AT_A_TIME)
     for (int64_t e = 0; e < value_width;) {
       const int64_t keys_here = count - t < AT_A_TIME ? count - t : AT_A_TIME;
@@ -243,7 +256,7 @@ void some(const Layer& layer, const Span& span, int64_t group, int64_t from, int
         auto run = many ? (wide ? weighed<WEIGHED, VECTORS, T> : weighed<WEIGHED, 1, T>)
                         : (wide ? weighed<1, VECTORS, T> : weighed<1, 1, T>);
         run(scores + q * whole + t, whole, values + e, value_width, places + t, keys_here,
-            sums + q * value_width + e);
+            sums + q * value_width + e, (e ? again : totals) + q);
         q += many ? WEIGHED : 1;
       }
       e += wide ? VECTORS * LANES : LANES;
@@ -253,13 +266,18 @@ void some(const Layer& layer, const Span& span, int64_t group, int64_t from, int
     const int64_t row = span.row + (from + q) / per_group;
     T* to = (T*)layer.out + (row * layer.heads + head) * value_width;
     for (int64_t e = 0; e < value_width; e += LANES)
-      store(to + e, _mm512_loadu_ps(sums + q * value_width + e));
+      store(to + e, _mm512_div_ps(_mm512_loadu_ps(sums + q * value_width + e),
+                                  _mm512_set1_ps(totals[q])));
   }
+  if (scratch.size() > SCRATCH) scratch = std::vector<float>();
+  return true;
 }
 
 template <typename T>
-void attend(const Layer& layer, const Span* spans, int64_t num_spans, int threads) {
+bool attend(const Layer& layer, const Span* spans, int64_t num_spans, int threads) {
   const int64_t per_group = layer.heads / layer.groups, tasks = num_spans * layer.groups;
+  if (!tasks) return true;
+  bool fits = true;
   // Where there are fewer key heads than threads each one's queries are shared out.
   const int64_t shares = tasks < threads ? (threads + tasks - 1) / tasks : 1;
 #pragma omp parallel num_threads(threads) if (threads > 1)
@@ -287,18 +305,22 @@ void attend(const Layer& layer, const Span* spans, int64_t num_spans, int thread
       const int64_t kept = KEPT / (span.count - span.first + LANES) / SCORED * SCORED;
       const int64_t step = kept > LEAST ? kept : LEAST;
       for (int64_t q = from; q < upto; q += step)
-        some<T>(layer, span, task / shares % layer.groups, q, q + step < upto ? q + step : upto);
+        if (!some<T>(layer, span, task / shares % layer.groups, q,
+                     q + step < upto ? q + step : upto)) {
+#pragma omp atomic write
+          fits = false;
+        }
     }
   }
+  return fits;
 }
 
 }  // namespace
 
-extern "C" void outrider_attend(const Layer* layer, const Span* spans, int64_t num_spans,
+// 0, or 1 where memory is out.
+extern "C" int outrider_attend(const Layer* layer, const Span* spans, int64_t num_spans,
                                 int is_bfloat16, int threads) {
-  if (is_bfloat16)
-    attend<Bfloat16>(*layer, spans, num_spans, threads);
-  else
-    attend<float>(*layer, spans, num_spans, threads);
+  return is_bfloat16 ? !attend<Bfloat16>(*layer, spans, num_spans, threads)
+                     : !attend<float>(*layer, spans, num_spans, threads);
 }
 #endif

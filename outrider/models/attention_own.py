@@ -15,14 +15,17 @@ import torch
 from torch import Tensor
 
 from outrider.cache import BLOCK_SLOTS, CacheManager, LayerPool
+from outrider.errors import OutOfMemory
 from outrider.models.attention_cpu import attend_cpu
 from outrider.models.attention_op import Forward, Options, PoolBody
 from outrider.models.base import Rows
 from outrider.models.plan import Plan, Visible, make_plan
-from outrider.models.reach import Reach
+from outrider.models.reach import Reach, Window
 
 if TYPE_CHECKING:
     from jaxtyping import Float
+
+    from outrider.models.product import Product
 
 LANES = 16
 """Heads are a multiple of so many numbers wide."""
@@ -57,13 +60,21 @@ class OwnAttention(PoolBody):
     """Attention over the pools; what it does not take is `attend_cpu`'s.
 
     Args:
-        run: the library's function.
+        products: whose library it is in.
+
+    Attributes:
+        takes_all: whether no call was left to `attend_cpu` so far.
     """
 
-    def __init__(self, run: Any) -> None:
-        self._run = run
+    def __init__(self, products: Product) -> None:
+        self._products = products
+        self.takes_all = True
         # The last plan, and its spans by reach: all layers of a forward share them.
         self._known: tuple[Plan | None, dict[Reach | None, Spans]] = None, {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy knows no plan: addresses are not copied.
+        return OwnAttention, (self._products,)
 
     def __call__(
         self,
@@ -87,9 +98,10 @@ class OwnAttention(PoolBody):
         """Write the rows' keys and values and return their attention; None: not taken."""
         query, _, values = rows_QKV
         heads, rows, _ = query.shape
-        if not _takes(rows_QKV, pool, options):
-            return None
         spans = self._spans(plan, reach)
+        if spans.rows > rows or not _takes(rows_QKV, pool, options):
+            self.takes_all = False
+            return None
         shape = 1, rows, heads, values.shape[2]
         out = query.new_empty(shape) if spans.rows == rows else query.new_zeros(shape)
         self.fill(out, pool, spans, rows_QKV, options)
@@ -129,7 +141,11 @@ class OwnAttention(PoolBody):
         )
         several = spans.scores * heads * (width + values.shape[2]) > ALONE
         threads = torch.get_num_threads() if several else 1
-        self._run(layer, spans.table, spans.count, query.dtype is torch.bfloat16, threads)
+        run = self._products.run_attention
+        if run(layer, spans.table, spans.count, query.dtype is torch.bfloat16, threads):
+            raise OutOfMemory(
+                "there is no memory for the scores of a few rows; free some, or shorten the texts"
+            )
 
     def _spans(self, plan: Plan, reach: Reach | None) -> Spans:
         known = self._known
@@ -143,51 +159,64 @@ class OwnAttention(PoolBody):
 
 def _takes(rows_QKV: tuple[Tensor, Tensor, Tensor], pool: LayerPool, options: Options) -> bool:
     """Whether addresses may be handed over; it looks at nothing behind one."""
-    # Asked in every layer: written out, it takes half as long as a loop over the three.
+    # Asked in every layer: written out it takes half as long as a loop over the three.
     query, keys, values = rows_QKV
     dtype, sinks = query.dtype, options.sinks
+    heads, rows, width = query.shape
+    groups, _, value_width = values.shape
+    slots = pool.keys.shape[1]
     return (
         dtype in DTYPES
         and keys.dtype is dtype
         and values.dtype is dtype
         and pool.keys.dtype is dtype
+        and pool.values.dtype is dtype
+        and keys.shape == (groups, rows, width)
+        and values.shape[1] == rows
+        and pool.keys.shape == (groups, slots, width)
+        and pool.values.shape == (groups, slots, value_width)
+        and heads % groups == 0
         and query.is_cpu
         and keys.is_cpu
         and values.is_cpu
         and query.stride(2) == keys.stride(2) == values.stride(2) == 1
-        and query.shape[2] % LANES == 0
-        and values.shape[2] % LANES == 0
-        and (sinks is None or sinks.is_cpu)
+        and width % LANES == 0
+        and value_width % LANES == 0
+        and (sinks is None or (sinks.is_cpu and sinks.numel() == heads))
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in rows_QKV))
     )
 
 
-def error_of(own: OwnAttention) -> float:
-    """Its largest error, as a share of the largest number; endless where nothing was written."""
-    draw, worst = torch.Generator().manual_seed(0), 0.0
+def errors_of(own: OwnAttention) -> dict[torch.dtype, float]:
+    """Its largest errors, as a share of the largest number; endless where nothing was written."""
+    draw = torch.Generator().manual_seed(0)
+    worst = dict.fromkeys(DTYPES, 0.0)
     heads, groups, width, value_width = 6, 2, 32, 96
+    options = Options(0.3, 5.0, torch.linspace(-1, 1, heads))
     for dtype in DTYPES:
-        # Sequences that grow in turn have blocks in turn.
+        # Sequences that grow in turn have blocks in turn. The second step is a tree.
         cache = CacheManager(share_prefixes=False)
         seqs = cache.open(1), cache.open(1)
-        for count in (BLOCK_SLOTS + 2, 5, 1):
-            rows = Rows(seqs, (count, count), torch.zeros(2 * count, dtype=torch.int64))
+        for count, tree in ((BLOCK_SLOTS + 2, None), (5, [1, 3, 5, 11, 21] * 2), (1, None)):
+            ancestors = None if tree is None else torch.tensor(tree)
+            rows = Rows(seqs, (count, count), torch.zeros(2 * count).long(), ancestors)
             plan = make_plan(cache, rows, torch.device("cpu"))
+            # Rows of heads side by side, as layers give them.
             query, keys, values = (
-                torch.randn(num, 2 * count, wide, generator=draw).to(dtype)
+                torch.randn(2 * count, num, wide, generator=draw).to(dtype).transpose(0, 1)
                 for num, wide in ((heads, width), (groups, width), (groups, value_width))
             )
-            out = torch.full((1, 2 * count, heads, value_width), float("nan"), dtype=dtype)
-            options = Options(0.3, 5.0, torch.linspace(-1, 1, heads))
             pool = cache.pool(0, keys, values)
-            own.fill(out, pool, spans_of(plan, None), (query, keys, values), options)
-            other = Forward(cache, plan, attend_cpu)
-            wanted = other.attend(0, query[None], keys[None], values[None], options)
-            off = (out - wanted).abs().max() / wanted.abs().max()
-            worst = max(worst, float(off) if off.isfinite() else float("inf"))
-            for seq in seqs:
-                cache.stage(seq, count)
-                cache.commit(seq, count)
+            for reach in (None, Window(30)):
+                out = torch.full((1, 2 * count, heads, value_width), float("nan"), dtype=dtype)
+                own.fill(out, pool, spans_of(plan, reach), (query, keys, values), options)
+                other = Forward(cache, plan, attend_cpu, {0: reach})
+                wanted = other.attend(0, query[None], keys[None], values[None], options)
+                off = (out - wanted).abs().max() / wanted.abs().max()
+                worst[dtype] = max(worst[dtype], float(off) if off.isfinite() else float("inf"))
+            for seq, span in zip(seqs, plan.spans, strict=True):
+                cache.stage(seq, count, span.ancestors)
+                cache.commit(seq, count if tree is None else [0, 1, 3])
     return worst
 
 

@@ -308,7 +308,7 @@ def fitted(head: HeadT, target: Target) -> HeadT:
 
 
 def body_of(target: Target) -> Body:
-    """What a head's rows attend by: as the target's."""
+    """What a head's rows attend by: the fastest that its target has."""
     return target.new_body() if isinstance(target, HuggingFaceTarget) else attend_cpu
 
 

@@ -24,6 +24,7 @@ from outrider.errors import InvalidConfig, ModelError, OutriderWarning, Unsuppor
 from outrider.models.adopting import as_it_was_if_refused, restore_layers
 from outrider.models.attention_cpu import attend_cpu
 from outrider.models.attention_op import Body
+from outrider.models.attention_own import DTYPES as OWN_DTYPES
 from outrider.models.attention_own import OwnAttention
 from outrider.models.attention_strict import STRICT_BLOCK, StrictBody
 from outrider.models.base import Rows, Taps, Target, check_tokens
@@ -292,7 +293,7 @@ class HuggingFaceTarget(Target):
         error = 0.0
         for attempt in range(EXPERT_TRIALS if has_experts(self.model) else 1):
             texts = trial_texts(self.vocab_size, self.device, attempt)
-            with self.uncompiled():
+            with self.uncompiled(), self._attending(attend_cpu):
                 own = self._all_tried(texts, layers)
             with self._running(found, layers):
                 compiled = self._all_tried(texts, layers)
@@ -326,6 +327,14 @@ class HuggingFaceTarget(Target):
     def uncompiled(self) -> AbstractContextManager[None]:
         """Run the model's own forward meanwhile, as who changes its layers must."""
         return self._running(None)
+
+    @contextmanager
+    def _attending(self, body: Body) -> Iterator[None]:
+        before, self._body = self._body, body
+        try:
+            yield
+        finally:
+            self._body = before
 
     @contextmanager
     def _running(
@@ -418,7 +427,7 @@ class HuggingFaceTarget(Target):
             )
 
     def new_body(self) -> Body:
-        """Attention as the target computes it, for forwards of another cache."""
+        """The fastest attention that the target's products have, for forwards of another cache."""
         own = None if self._product is None else self._product.attention()
         return attend_cpu if own is None else own
 
@@ -502,7 +511,9 @@ class HuggingFaceTarget(Target):
             "linears": linears,
             "own_products": uses_product(self.model),
             "own_attention": isinstance(self._door, InterfaceDoor)
-            and isinstance(self._body, OwnAttention),
+            and isinstance(self._body, OwnAttention)
+            and self._body.takes_all
+            and self.dtype in OWN_DTYPES,
             "strict": self.strict,
             "compiled": self._compiled is not None,
             "vocab_size": self.vocab_size,

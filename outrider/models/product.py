@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.errors import ModelError
-from outrider.models.attention_own import OwnAttention, error_of
+from outrider.models.attention_own import OwnAttention, errors_of
 from outrider.models.packages import cache_folder, check_owner, first_line, keeping, key_of, making
 
 if TYPE_CHECKING:
@@ -64,17 +64,14 @@ class Product:
             raise _broken(library, first_line(error)) from error
         self.has_panels = hasattr(loaded, "outrider_panels") and not has_tiles()
         self._run_panels = _declared(loaded.outrider_panels) if self.has_panels else None
-        self._run_attention = getattr(loaded, "outrider_attend", None)
-        if self._run_attention is not None:
-            self._run_attention.argtypes = [
-                *[ctypes.c_char_p] * 2,
-                ctypes.c_long,
-                *[ctypes.c_int] * 2,
-            ]
-            self._run_attention.restype = None
-        attention = self.attention()
-        attended = 0.0 if attention is None else error_of(attention)
-        errors = (self._error(), 1e-5), (self._panels_error(), 1e-2), (attended, 2e-2)
+        self.run_attention: Any = getattr(loaded, "outrider_attend", None)
+        if self.run_attention is not None:
+            arguments = ctypes.c_char_p, ctypes.c_char_p, ctypes.c_long, ctypes.c_int, ctypes.c_int
+            self.run_attention.argtypes = arguments
+        errors = [(self._error(), 1e-5), (self._panels_error(), 1e-2)]
+        if (attention := self.attention()) is not None:
+            found = errors_of(attention)
+            errors += [(found[torch.float32], 1e-5), (found[torch.bfloat16], 2e-2)]
         for error, bound in errors:
             if not error < bound:
                 raise _broken(library, f"it is off by {error:.1e} of the largest number")
@@ -88,7 +85,7 @@ class Product:
 
     def attention(self) -> OwnAttention | None:
         """Attention for the forwards of one model; None where there is none."""
-        return None if self._run_attention is None else OwnAttention(self._run_attention)
+        return None if self.run_attention is None else OwnAttention(self)
 
     def takes(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         """Whether it may be asked: it gets addresses, and looks at nothing behind them."""
@@ -268,8 +265,9 @@ def _build(folder: Path) -> None:
             subprocess.run(command, check=True, capture_output=True, text=True)
         except (OSError, subprocess.CalledProcessError) as error:
             said = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
+            names = " and ".join(source.name for source in SOURCES)
             raise ModelError(
-                f"compile=True: {shlex.join(compiler)!r} cannot compile {SOURCES[0].name} "
+                f"compile=True: {shlex.join(compiler)!r} cannot compile {names} "
                 f"({said.strip()[:300]}); it takes a C++ compiler; leave it out"
             ) from error
 

@@ -5,6 +5,8 @@ Its numbers are tested beside those of the other bodies, in test_attention.py.
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 
 import pytest
@@ -13,13 +15,14 @@ from torch import Tensor
 
 from outrider.cache import CacheManager
 from outrider.models.attention_cpu import attend_cpu
-from outrider.models.attention_op import Forward, Options
+from outrider.models.attention_op import Body, Forward, Options
 from outrider.models.attention_own import OwnAttention
 from outrider.models.base import Rows
 from outrider.models.hf import HuggingFaceTarget
 from outrider.models.plan import make_plan
 from outrider.models.product import Product
-from tests.models.families import random_model, random_tokens
+from outrider.models.reach import Chunk, Reach, Window
+from tests.models.families import ancestors_of, random_model, random_tokens
 from tests.models.variants import refuse, variant
 
 CPU = torch.device("cpu")
@@ -39,9 +42,12 @@ def text_of(seed: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def attended(
-    body: OwnAttention, texts: list[tuple[Tensor, Tensor, Tensor]], steps: list[int]
+    body: Body,
+    texts: list[tuple[Tensor, Tensor, Tensor]],
+    steps: list[int],
+    reach: Reach | None = None,
 ) -> Tensor:
-    """The attention of the texts' last rows, read in so many at a time, all texts together."""
+    """The attention of the texts' rows, the last ones read so many at a time, texts together."""
     cache = CacheManager(share_prefixes=False)
     seqs = tuple(cache.open(1) for _ in texts)
     parts: list[Tensor] = []
@@ -51,36 +57,109 @@ def attended(
         plan = make_plan(cache, Rows(seqs, (count,) * len(texts), tokens), CPU)
         upto = start + count
         rows = [torch.cat([t[:, :, start:upto] for t in of], 2) for of in zip(*texts, strict=True)]
-        out = Forward(cache, plan, body).attend(0, *rows, Options(0.3, 4.0))
+        out = Forward(cache, plan, body, {0: reach}).attend(0, *rows, Options(0.3, 4.0))
         parts.append(out[0].unflatten(0, (len(texts), count)))
         for seq in seqs:
             cache.stage(seq, count)
             cache.commit(seq, count)
         start = upto
-    return torch.cat(parts[1:], 1)
+    return torch.cat(parts, 1)
 
 
-def keeps_bits(body: OwnAttention, dtype: torch.dtype) -> bool:
+def keeps_bits(body: OwnAttention, dtype: torch.dtype, reach: Reach | None) -> bool:
     """Whether rows are the same alone, in chains, and beside other texts."""
     texts = [text_of(seed, dtype) for seed in range(3)]
-    alone = torch.cat([attended(body, [text], [1] * NEW) for text in texts])
+    alone = torch.cat([attended(body, [text], [1] * NEW, reach) for text in texts])
     return all(
-        torch.equal(attended(body, texts, steps), alone) for steps in ([NEW], [5, 4, 2], [1] * NEW)
+        torch.equal(attended(body, texts, steps, reach), alone)
+        for steps in ([NEW], [5, 4, 2], [1] * NEW)
     )
+
+
+def keeps_bits_in_trees(body: OwnAttention, dtype: torch.dtype) -> bool:
+    """Whether rows of a tree are those of the chain of their ancestors."""
+    text = text_of(0, dtype)
+    path, tree = [0, 2, 5], ancestors_of([-1, 0, 0, 1, 1, 2, 5, 3])
+    cache = CacheManager(share_prefixes=False)
+    found = []
+    for places, masks in ((list(range(8)), tree), (path, None)):
+        seq = cache.open(1)
+        for first, many, mask in ((0, list(range(LENGTH)), None), (LENGTH, places, masks)):
+            tokens = torch.zeros(len(many), dtype=torch.int64)
+            plan = make_plan(cache, Rows((seq,), (len(many),), tokens, mask), CPU)
+            rows = [t[:, :, [first + j if first else j for j in many]] for t in text]
+            out = Forward(cache, plan, body).attend(0, *rows, Options(0.3))
+            cache.stage(seq, len(many), plan.spans[0].ancestors)
+            if not first:
+                cache.commit(seq, len(many))
+        found.append(out[0])
+    return torch.equal(found[0][path], found[1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_row_has_the_same_bits_whatever_goes_along(
     own_attention: OwnAttention, tmp_path: Path, dtype: torch.dtype
 ):
-    assert keeps_bits(own_attention, dtype)
+    for reach in (None, Window(70), Chunk(40)):
+        assert keeps_bits(own_attention, dtype, reach), reach
+    assert keeps_bits_in_trees(own_attention, dtype)
     # The negative control: right numbers, but of which several queries at a time are rounded.
     weight = "_mm512_set1_ps(weights[q * stride + t])"
     wrong = variant(
         tmp_path, weight, "_mm512_set1_ps(weights[q * stride + t] * (1 + QUERIES * 1e-6f))"
     )
     body = Product(wrong).attention()
-    assert body is not None and not keeps_bits(body, dtype)
+    assert body is not None and not keeps_bits(body, dtype, None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_prompts_and_steps_are_those_of_the_other_body(
+    own_attention: OwnAttention, dtype: torch.dtype
+):
+    """The prompt's queries are worked on in several parts."""
+    texts = [text_of(seed, dtype) for seed in range(2)]
+    ours, theirs = (attended(body, texts, [5, 6]).float() for body in (own_attention, attend_cpu))
+    bound = 1e-5 if dtype is torch.float32 else 2e-2
+    assert float((ours - theirs).abs().max()) < bound * float(theirs.abs().max())
+
+
+def test_sums_over_many_keys_stay_near(own_attention: OwnAttention):
+    """The weights of 20,000 keys all but equal: the longest sums there are."""
+    draw, cache = torch.Generator().manual_seed(0), CacheManager()
+    seq = cache.open(20_000)
+    tokens = torch.zeros(20_000, dtype=torch.int64)
+    plan = make_plan(cache, Rows((seq,), (20_000,), tokens), CPU)
+    query = torch.zeros(1, 1, 20_000, 16)
+    keys, values = (torch.randn(1, 1, 20_000, 16, generator=draw) for _ in range(2))
+    values += 1.0
+    pool = cache.pool(0, keys[0], values[0])
+    pool.keys[:, : len(tokens)], pool.values[:, : len(tokens)] = keys[0], values[0]
+    cache.stage(seq, 19_999)
+    cache.commit(seq, 19_999)
+    plan = make_plan(cache, Rows((seq,), (1,), tokens[:1]), CPU)
+    last = [t[:, :, -1:] for t in (query, keys, values)]
+    found = Forward(cache, plan, own_attention).attend(0, *last, Options(1.0))
+    wanted = values.double().mean(2)
+    assert float((found[0, 0].double() - wanted[0]).abs().max()) < 1e-4
+
+
+def test_rows_that_do_not_fit_the_pool_are_refused(own_attention: OwnAttention):
+    """As they are by the other body: nothing is written where it has no place."""
+    cache = CacheManager()
+    seq = cache.open(4)
+    cache.pool(0, torch.zeros(2, 3, 32), torch.zeros(2, 3, 32))
+    plan = make_plan(cache, Rows((seq,), (3,), torch.zeros(3, dtype=torch.int64)), CPU)
+    for groups, width, rows in ((8, 32, 3), (2, 64, 3), (2, 32, 2)):
+        given = [torch.zeros(1, heads, rows, width) for heads in (8, groups, groups)]
+        with pytest.raises((RuntimeError, IndexError)):
+            Forward(cache, plan, own_attention).attend(0, *given, Options(0.3))
+
+
+def test_copies_compute_the_same(own_attention: OwnAttention):
+    texts = [text_of(0, torch.float32)]
+    before = attended(own_attention, texts, [NEW])
+    for other in (copy.deepcopy(own_attention), pickle.loads(pickle.dumps(own_attention))):
+        assert torch.equal(attended(other, texts, [NEW]), before)
 
 
 def test_threads_change_no_bit(own_attention: OwnAttention):
@@ -99,7 +178,7 @@ def test_what_is_no_number_stays_none(own_attention: OwnAttention):
     query, keys, values = text_of(0, torch.float32)
     keys[..., LENGTH // 2, 0] = float("nan")
     out = attended(own_attention, [(query, keys, values)], [NEW])
-    assert not out.isfinite().all(-1).any()
+    assert not out[:, LENGTH:].isfinite().all(-1).any()
 
 
 def test_other_widths_and_dtypes_are_left_to_the_other_body(own_attention: OwnAttention):
@@ -122,6 +201,9 @@ def test_a_target_says_whose_attention_it_is(own_products: Product, own_attentio
     assert target.info()["own_attention"] and isinstance(target.new_body(), OwnAttention)
     after = target.score(Rows((target.open(64),), (40,), tokens))
     assert torch.allclose(before, after, atol=1e-4)
+    half = HuggingFaceTarget(random_model("llama").to(torch.float16))
+    half._use_product(own_products)
+    assert not half.info()["own_attention"]
     target._use_product(None)
     assert not target.info()["own_attention"] and target.new_body() is attend_cpu
 
@@ -131,13 +213,15 @@ def test_a_target_says_whose_attention_it_is(own_products: Product, own_attentio
     ("right", "wrong"),
     [
         ("if (hidden[t]) last[t] = lowest;", ";"),
-        ("for (int64_t t = count; t < whole; t++) own[t] = lowest;", ""),
         ("if (layer.softcap)", "if (false)"),
-        ("_mm512_reduce_add_ps(total) + sunk", "_mm512_reduce_add_ps(total)"),
+        ("totals[q] = _mm512_cvtss_f32(exponential", "totals[q] = 0; (void)(exponential"),
+        ("float* last = own + span.masked - span.first", "float* last = own + span.masked"),
+        ("const int64_t* places = span.places + span.first", "const int64_t* places = span.places"),
+        ("+ row * layer.query_row", "+ row * layer.width"),
         ("values + row * layer.value_row, layer.value_width", "values, layer.value_width"),
         ("e += wide ? VECTORS * LANES : LANES", "e += VECTORS * LANES"),
     ],
 )  # fmt: skip
 def test_what_computes_something_else_is_refused(tmp_path: Path, right: str, wrong: str):
-    """Hidden keys, keys beyond the last, the cap, the sink, rows of values, some of the values."""
+    """Hidden keys, the cap, the sink, windows, strides, rows of values, some of the values."""
     refuse(tmp_path, right, wrong)
