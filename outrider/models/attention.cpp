@@ -1,4 +1,4 @@
-// Attention of a few rows over cached keys and values, which are read where they lie.
+// Attention over cached keys and values, which are read where they lie.
 //
 // Scores, weights and sums are float32 whatever is cached. What a row becomes does not depend, to
 // the bit, on the rows beside it, nor on where what it sees begins: each query's sums run over its
@@ -95,8 +95,8 @@ inline void transpose(__m512* rows) {
   }
 }
 
-// Where a sequence's rows and tokens are; as `attention_own.py` lays it out.
-struct Span {  // attention_own.py packs it
+// Where a sequence's rows and tokens are. attention_own.py packs this and what follows.
+struct Span {
   int64_t row, rows;       // its rows among all
   int64_t first, count;    // tokens that are seen, `first` to `count - 1`; the last are the rows
   int64_t masked;          // from here on `hidden` [rows, count - masked] tells, where there is one
@@ -104,7 +104,7 @@ struct Span {  // attention_own.py packs it
   const int64_t* places;   // of tokens 0 to count - 1
 };
 
-struct Layer {  // and this
+struct Layer {
   const void *query, *keys, *values;
   void *cached_keys, *cached_values, *out;
   const float* sinks;  // of each head; null where there are none

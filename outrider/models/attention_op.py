@@ -35,11 +35,7 @@ Body = Callable[[Tensor, Tensor, Tensor, Visible, Options], Tensor]
 class PoolBody(ABC):
     """A body that can read keys and values where they lie, of all spans at once."""
 
-    @abstractmethod
-    def __call__(
-        self, query: Tensor, keys: Tensor, values: Tensor, visible: Visible, options: Options, /
-    ) -> Tensor:
-        """As any body."""
+    __call__: Body
 
     @abstractmethod
     def over_pool(

@@ -19,7 +19,7 @@ from outrider.errors import OutOfMemory
 from outrider.models.attention_cpu import attend_cpu
 from outrider.models.attention_op import Forward, Options, PoolBody
 from outrider.models.base import Rows
-from outrider.models.plan import Plan, Visible, make_plan
+from outrider.models.plan import Plan, make_plan
 from outrider.models.reach import Reach, Window
 
 if TYPE_CHECKING:
@@ -76,16 +76,7 @@ class OwnAttention(PoolBody):
         # A copy knows no plan: addresses are not copied.
         return OwnAttention, (self._products,)
 
-    def __call__(
-        self,
-        query: Float[Tensor, "H r D"],
-        keys: Float[Tensor, "G n D"],
-        values: Float[Tensor, "G n E"],
-        visible: Visible,
-        options: Options,
-    ) -> Float[Tensor, "r H E"]:
-        """As `attend_cpu`."""
-        return attend_cpu(query, keys, values, visible, options)
+    __call__ = staticmethod(attend_cpu)
 
     def over_pool(
         self,
@@ -116,7 +107,8 @@ class OwnAttention(PoolBody):
         options: Options,
     ) -> None:
         """Write the rows' keys and values, and their attention into `out`."""
-        query, keys, values = rows_QKV
+        # Some linear layers give some numbers of rows turned about.
+        query, keys, values = (t if t.stride(2) == 1 else t.contiguous() for t in rows_QKV)
         heads, _, width = query.shape
         sinks = None if options.sinks is None else options.sinks.float().contiguous()
         layer = _LAYER.pack(
@@ -179,7 +171,6 @@ def _takes(rows_QKV: tuple[Tensor, Tensor, Tensor], pool: LayerPool, options: Op
         and query.is_cpu
         and keys.is_cpu
         and values.is_cpu
-        and query.stride(2) == keys.stride(2) == values.stride(2) == 1
         and width % LANES == 0
         and value_width % LANES == 0
         and (sinks is None or (sinks.is_cpu and sinks.numel() == heads))

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from outrider.cache import BLOCK_SLOTS, CacheManager
 from outrider.errors import InvalidConfig
-from outrider.models import attention_cpu, attention_own
+from outrider.models import attention_cpu
 from outrider.models.attention_cpu import attend_cpu
 from outrider.models.attention_op import Forward, Options
+from outrider.models.attention_own import OwnAttention
 from outrider.models.attention_reference import attend_reference
 from outrider.models.attention_strict import STRICT_BLOCK, StrictBody
 from outrider.models.base import Rows
@@ -80,10 +81,9 @@ def body(request, monkeypatch):
     if request.param == "pieces":
         monkeypatch.setattr(attention_cpu, "PIECE_SCORES", 1)
     if request.param == "own":
-        own = request.getfixturevalue("own_attention")
         # Nothing of it is left to the other body.
-        monkeypatch.setattr(attention_own, "attend_cpu", None)
-        return own, 1
+        monkeypatch.setattr(OwnAttention, "__call__", None)
+        return request.getfixturevalue("own_attention"), 1
     bodies = {"strict": StrictBody(), "strict slabs": StrictBody(rows_at_once=8, whole=True)}
     body = bodies.get(request.param, attend_cpu)
     return body, STRICT_BLOCK if request.param.startswith("strict") else 1

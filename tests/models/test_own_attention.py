@@ -8,24 +8,35 @@ from __future__ import annotations
 import copy
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from outrider.cache import CacheManager
+from outrider.errors import OutOfMemory, UnsupportedModel
 from outrider.models.attention_cpu import attend_cpu
 from outrider.models.attention_op import Body, Forward, Options
-from outrider.models.attention_own import OwnAttention
+from outrider.models.attention_own import LANES, OwnAttention
 from outrider.models.base import Rows
+from outrider.models.capability import row_errors
 from outrider.models.hf import HuggingFaceTarget
 from outrider.models.plan import make_plan
 from outrider.models.product import Product
 from outrider.models.reach import Chunk, Reach, Window
-from tests.models.families import ancestors_of, random_model, random_tokens
+from outrider.models.trial import trial_rows, trial_texts
+from tests.models.families import FAMILIES, ancestors_of, random_model, random_tokens
 from tests.models.variants import refuse, variant
 
 CPU = torch.device("cpu")
+WIDTHS = {
+    name: getattr(family.config().get_text_config(), "head_dim", None) or 1
+    for name, family in FAMILIES.items()
+    if family.path == "outrider"
+}
+OWN_WIDTHS = [name for name, width in WIDTHS.items() if width % LANES == 0]
+"""Families whose heads are as wide as it wants them."""
 HEADS, GROUPS, WIDTH, VALUES = 6, 2, 32, 96
 LENGTH, NEW = 300, 11
 
@@ -100,7 +111,8 @@ def keeps_bits_in_trees(body: OwnAttention, dtype: torch.dtype) -> bool:
 def test_a_row_has_the_same_bits_whatever_goes_along(
     own_attention: OwnAttention, tmp_path: Path, dtype: torch.dtype
 ):
-    for reach in (None, Window(70), Chunk(40)):
+    # A chunk begins among the new rows.
+    for reach in (None, Window(70), Chunk(61)):
         assert keeps_bits(own_attention, dtype, reach), reach
     assert keeps_bits_in_trees(own_attention, dtype)
     # The negative control: right numbers, but of which several queries at a time are rounded.
@@ -110,6 +122,17 @@ def test_a_row_has_the_same_bits_whatever_goes_along(
     )
     body = Product(wrong).attention()
     assert body is not None and not keeps_bits(body, dtype, None)
+
+
+def test_bits_that_follow_where_a_row_begins_are_found(own_attention: OwnAttention, tmp_path: Path):
+    """The negative control for windows, chunks and trees: a key's weight follows its place."""
+    weight = "_mm512_set1_ps(weights[q * stride + t])"
+    placed = "_mm512_set1_ps(weights[q * stride + t] * (1 + t % 16 * 2e-7f))"
+    body = Product(variant(tmp_path, weight, placed)).attention()
+    assert body is not None and keeps_bits(body, torch.float32, None)
+    assert not keeps_bits(body, torch.float32, Window(70))
+    assert not keeps_bits(body, torch.float32, Chunk(61))
+    assert not keeps_bits_in_trees(body, torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -159,19 +182,50 @@ def test_copies_compute_the_same(own_attention: OwnAttention):
     texts = [text_of(0, torch.float32)]
     before = attended(own_attention, texts, [NEW])
     for other in (copy.deepcopy(own_attention), pickle.loads(pickle.dumps(own_attention))):
+        assert other._known == (None, {}), "addresses are not copied"
         assert torch.equal(attended(other, texts, [NEW]), before)
 
 
-def test_threads_change_no_bit(own_attention: OwnAttention):
-    texts, before = [text_of(seed, torch.bfloat16) for seed in range(2)], torch.get_num_threads()
+def same_by_any_threads(body: OwnAttention) -> bool:
+    """Whether the number of threads changes no bit."""
+    texts, before = [text_of(seed, torch.float32) for seed in range(2)], torch.get_num_threads()
     found = []
     try:
         for threads in (1, 2, 3, 7):
             torch.set_num_threads(threads)
-            found.append(attended(own_attention, texts, [5, 6]))
+            found.append(attended(body, texts, [5, 6]))
     finally:
         torch.set_num_threads(before)
-    assert all(torch.equal(one, found[0]) for one in found)
+    return all(torch.equal(one, found[0]) for one in found)
+
+
+def test_threads_change_no_bit(own_attention: OwnAttention, tmp_path: Path):
+    assert same_by_any_threads(own_attention)
+    # The negative control: right numbers, rounded by how a thread's queries begin.
+    scale = "_mm512_set1_ps(layer.scaling)"
+    wrong = variant(tmp_path, scale, "_mm512_set1_ps(layer.scaling * (1 + from % 7 * 2e-7f))")
+    body = Product(wrong).attention()
+    assert body is not None and not same_by_any_threads(body)
+
+
+def test_memory_that_is_out_is_told(own_attention: OwnAttention, tmp_path: Path):
+    made = "scratch = std::vector<float>(needed);"
+    wrong = variant(tmp_path, made, f"if (needed > 50000) throw std::bad_alloc(); {made}")
+    body = Product(wrong).attention()
+    assert body is not None
+    with pytest.raises(OutOfMemory, match="no memory for the scores"):
+        attended(body, [text_of(0, torch.float32)], [NEW])
+
+
+@pytest.mark.parametrize("name", OWN_WIDTHS)
+def test_families_have_the_same_rows(own_attention: OwnAttention, name: str):
+    """Windows, chunks, soft caps, sinks, scalings and padded rows as families ask for them."""
+    target = HuggingFaceTarget(random_model(name))
+    texts = trial_texts(target.vocab_size, target.device)
+    before = trial_rows(target, texts)
+    target._body = body = copy.copy(own_attention)
+    assert float(row_errors(trial_rows(target, texts), before).max()) < 1e-4
+    assert body.takes_all
 
 
 def test_what_is_no_number_stays_none(own_attention: OwnAttention):
@@ -206,6 +260,25 @@ def test_a_target_says_whose_attention_it_is(own_products: Product, own_attentio
     assert not half.info()["own_attention"]
     target._use_product(None)
     assert not target.info()["own_attention"] and target.new_body() is attend_cpu
+
+
+@pytest.mark.usefixtures("own_attention")
+def test_a_compiled_forward_is_held_to_the_other_body(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """So that attention which is off in a model is refused, though all its ways agree."""
+    monkeypatch.setenv("OUTRIDER_CACHE_DIR", str(tmp_path))
+    made, fill = HuggingFaceTarget(random_model("llama")), OwnAttention.fill
+    assert made.compile() and made.info()["own_attention"]
+
+    def off(self: OwnAttention, out: Tensor, *given: Any) -> None:
+        fill(self, out, *given)
+        out *= 1.01
+
+    monkeypatch.setattr(OwnAttention, "fill", off)
+    # The library is loaded once, and was checked then.
+    with pytest.raises(UnsupportedModel, match="differ from its own by"):
+        made.compile(build=False)
 
 
 @pytest.mark.usefixtures("own_attention")

@@ -15,6 +15,7 @@ from outrider import LLM, SamplingParams
 from outrider.errors import ModelError
 from outrider.models import packing
 from outrider.models import product as module
+from outrider.models.attention_own import OwnAttention
 from outrider.models.base import Rows
 from outrider.models.head import TargetHead
 from outrider.models.hf import HuggingFaceTarget
@@ -241,6 +242,11 @@ def test_heads_use_what_their_target_uses(panelled: Product):
     (head,) = (part for part in vars(llm.drafter).values() if isinstance(part, TargetHead))
     own = [part for part in head.modules() if isinstance(part, PackedLinear)]
     assert own and all(part.product is panelled for part in own)
+    # One of its own: what a body knows of a plan is one cache's.
+    target = llm.target
+    assert isinstance(target, HuggingFaceTarget)
+    bodies = target._body, llm.drafter.model._body
+    assert all(isinstance(body, OwnAttention) for body in bodies) and bodies[0] is not bodies[1]
 
 
 def test_inputs_with_gaps(compiled: Product):
