@@ -338,7 +338,7 @@ def watched(controller: Controller) -> tuple[list[float], list[float], list[int]
     for name in ("propose", "commit", "timed"):
         clocked(controller, name, spent, rounds if name == "propose" else None)
     for drafter in controller.drafters:
-        for name in ("propose", "commit"):
+        for name in ("propose", "chains", "commit"):
             clocked(drafter, name, inside)
     return spent, inside, rounds
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 from outrider.config import check_between
@@ -116,6 +118,7 @@ class Counts:
         self._like = like
         self._count = 0
         self._survival: list[float] = []
+        self._first: dict[int, list[float]] = {}
         self._survival_of = 0
 
     def saw(self, kept: int, asked: int, part: float = 1.0) -> None:
@@ -138,24 +141,29 @@ class Counts:
         rates: list[float] = []
         before, weight = self._prior.rate, self._prior.weight
         others = None if self._like is None else self._like.conditional(depth)
-        for i in range(depth):
+        seen = zip(range(depth), self._kept, self._reached, strict=False)
+        for i, kept, reached in seen:
             before = before if others is None else others[i]
-            if i < len(self._kept):
-                before = (self._kept[i] + weight * before) / (self._reached[i] + weight)
+            before = (kept + weight * before) / (reached + weight)
             rates.append(before)
-        return rates
+        return rates + ([before] * (depth - len(rates)) if others is None else others[len(rates) :])
 
     def survival(self, depth: int) -> list[float]:
         """P(the first i tokens kept), i from 1 to at least `depth`; kept until the next round."""
         stamp = self._count if self._like is None else self.stamp
         if len(self._survival) < depth or self._survival_of != stamp:
             self._survival_of = stamp
-            chance, along = 1.0, list[float]()
-            for rate in self.conditional(depth):
-                chance *= rate
-                along.append(chance)
-            self._survival = along
+            self._first.clear()
+            self._survival = list(accumulate(self.conditional(depth), mul))
         return self._survival
+
+    def first(self, depth: int) -> list[float]:
+        """The same of exactly `depth` tokens; one list for all who ask."""
+        along = self.survival(depth)
+        found = self._first.get(depth)
+        if found is None:
+            found = self._first[depth] = along[:depth]
+        return found
 
     @property
     def stamp(self) -> int:

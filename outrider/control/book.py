@@ -42,7 +42,18 @@ class Book:
 
     def cell(self, text: int, offer: int = 0) -> int:
         """The class of a text, and of a certain draft of `offer` tokens."""
-        return min(3, int(self._luck_of(text) * 4)) + 4 * min(4, offer.bit_length())
+        luck = self._luck.get(text)
+        if luck is None:
+            luck = self._luck_of(text)
+        return min(3, int(luck * 4)) + 4 * min(4, offer.bit_length())
+
+    def offered(self, text: int, tokens: int) -> tuple[int, list[float]]:
+        """The class of a text's certain draft, and the chances of its tokens.
+
+        Drafts of one class and length share the list.
+        """
+        cell = self.cell(text, tokens)
+        return cell, self.counts(cell).first(tokens)
 
     def _luck_of(self, text: int) -> float:
         own = self._luck.get(text)
@@ -96,14 +107,16 @@ class Book:
         """The drafter was asked and had nothing to say: that is bad luck of this text alone."""
         self._luck[text] = (1.0 - LUCK_STEP) * self._luck_of(text)
 
-    def drift(self, text: int) -> None:
-        """A round without a draft: what was bad luck with the text is forgotten, little by little.
+    def drifted(self, text: int) -> int:
+        """A text's class after a round without a draft: bad luck is forgotten, little by little.
 
         A text whose drafts were no good would otherwise never be drafted for again.
         """
         luck = self._luck.get(text)
-        if luck is not None:
-            self._luck[text] = luck + DRIFT * (self._overall - luck)
+        if luck is None:
+            return self.cell(text)
+        self._luck[text] = luck = luck + DRIFT * (self._overall - luck)
+        return min(3, int(luck * 4))
 
     @property
     def rate(self) -> float | None:

@@ -49,6 +49,7 @@ class Chooser:
         self._known = known
         self._settings = settings
         self._certain = [arm for arm, one in enumerate(drafters) if one.certain]
+        self._drawing_arms = [arm for arm, one in enumerate(drafters) if not one.certain]
         self._fallback = next(
             (arm for arm, one in enumerate(drafters) if one.name == settings.fallback), None
         )
@@ -118,13 +119,17 @@ class Chooser:
 
     def _weighed(self, view: View) -> list[int]:
         """Drafters that are weighed as a whole: those that draw, and of trees all that can."""
-        trees = view.trees is not None and view.max_certain > 0
-        return [arm for arm, one in enumerate(self._drafters) if trees or not one.certain]
+        if view.trees is None or not view.max_certain:
+            return self._drawing_arms
+        return list(range(len(self._drafters)))
 
     def _allowed(self, arm: int | None, view: View, *, trees: bool = False) -> bool:
         """Whether the guard lets a choice through; None = look-ups."""
-        exempt = self._certain if arm is None else [arm]
-        return self._fallback in exempt or self._known.allows(arm, view, trees=trees)
+        if self._fallback is not None:
+            exempt = self._certain if arm is None else [arm]
+            if self._fallback in exempt:
+                return True
+        return self._known.allows(arm, view, trees=trees)
 
     def _drawing(
         self, arm: int, view: View, times: Times, trees: TreeBudget | None = None
@@ -136,19 +141,18 @@ class Chooser:
         level_s = known.level_s(arm, len(view.texts), times, trees)
         token_s = known.token_s(arm, level_s, times)
         classes: dict[tuple[int, int], int] = {}
-        reading_s = 0.0
-        for b, text in enumerate(view.texts):
-            if not view.can_draw(b):
+        reading_s, usual = 0.0, self._settings.max_depth + 2
+        # Once for each text: what is asked of the view elsewhere is written out.
+        for text, state, cap in zip(view.texts, view.states, view.caps, strict=True):
+            if not cap or not state.rounds:
                 continue
-            if idle:
-                book.drift(text.key)
-            if not known.allows_text(arm, text.key, trees=trees is not None):
+            cell = book.drifted(text.key) if idle else book.cell(text.key)
+            if state.guards and not state.allows(known.now, arm, trees=trees is not None):
                 continue
-            unread = view.unread(arm, b)
-            if unread > self._settings.max_depth + 2:
+            unread = len(text.tokens) - state.read.get(arm, 0)
+            if unread > usual:
                 reading_s += unread * token_s / known.left(text)
-            own = book.cell(text.key), view.caps[b]
-            classes[own] = classes.get(own, 0) + 1
+            classes[cell, cap] = classes.get((cell, cap), 0) + 1
         most = max(view.caps, default=0)
         return Drawing(
             arm,
@@ -172,15 +176,15 @@ class Chooser:
     ) -> Choice | None:
         """A trial of who was not chosen, where the budget has what it is expected to lose."""
         known = self._known
-        taken = {one.arm: one for one in found}.get(None)
-        able = [b for b in range(len(view.texts)) if view.can_draw(b)]
         for kind in (None, *self._weighed(view)):
             chosen = best.depth > 0 and kind == best.arm
-            if (
-                (chosen and (kind is None or view.trees is None))
-                or known.due.get(kind, 0) > known.now
-                or not (taken if kind is None else able)
+            if known.due.get(kind, 0) > known.now or (
+                chosen and (kind is None or view.trees is None)
             ):
+                continue
+            taken = next((one for one in found if one.arm is None), None)
+            able = [b for b in range(len(view.texts)) if view.can_draw(b)]
+            if not (taken if kind is None else able):
                 continue
             known.due[kind] = known.now + LOOK_AGAIN
             if kind is None:

@@ -20,7 +20,7 @@ from outrider.control.chooser import Chooser
 from outrider.control.costs import Costs
 from outrider.control.knowledge import Knowledge
 from outrider.control.live import context_class
-from outrider.control.rounds import Offer, Pending, Round, Said, State, View
+from outrider.control.rounds import Offer, Round, State, View
 from outrider.control.settings import ControlSettings
 from outrider.control.sizes import Grown
 from outrider.decoding import Draft
@@ -34,8 +34,6 @@ from outrider.types import StageTimes
 READ_AHEAD = 512
 """A text of which a drafter has to read more than this is left to the engine for a step, which
 reads it in chunks where that is more than one."""
-SCORED = 4
-"""Tokens of a certain draft that is not taken which are compared with what came."""
 SURE = 0.9
 """The confidence that is asked of a drafted token at most."""
 
@@ -81,7 +79,7 @@ class Controller(SeveralDrafters):
         self._chooser = Chooser(self.drafters, self._known, self.settings)
         self._first = self.first_names(self.drafters)
         self._nothing: dict[int, Draft] = {}
-        self._several_certain = sum(drafter.certain for drafter in self.drafters) > 1
+        self._certain = [arm for arm, drafter in enumerate(self.drafters) if drafter.certain]
         self._states: dict[int, State] = {}
         self._reading: dict[int, int] = {}
         self._round: Round | None = None
@@ -142,7 +140,8 @@ class Controller(SeveralDrafters):
         """Notes what was kept, and tells all of them."""
         if self._round is not None:
             self._round.kept[text.key] = accepted
-        super().commit(text, accepted)
+        for drafter in self._committed:
+            drafter.commit(text, accepted)
 
     def timed(self, texts: Sequenced[Sequence], times: StageTimes) -> None:
         """Learns from the round."""
@@ -171,14 +170,17 @@ class Controller(SeveralDrafters):
 
     def _view(self, texts: Sequenced[Sequence], caps: list[int], draws: RoundDraws) -> View:
         """The round as it stands, before anything is drawn."""
-        states = [self._state(text) for text in texts]
-        prompt_rows = 0
-        for text, state in zip(texts, states, strict=True):
-            prompt_rows += 0 if state.rounds else text.num_prompt - 1
+        states: list[State] = []
+        prompt_rows, length = 0, 0
+        for text in texts:
+            state = self._states.get(text.key) or self._state(text)
+            states.append(state)
+            length += len(text.tokens)
+            if not state.rounds:
+                prompt_rows += text.num_prompt - 1
             if state.pending:
                 self._known.compare(text, state, 1 / len(texts))
-        context = context_class(sum(len(text.tokens) for text in texts) // len(texts))
-        offers, said = self._offers(texts, caps, draws)
+        context = context_class(length // len(texts))
         return View(
             texts=tuple(texts),
             states=states,
@@ -189,51 +191,55 @@ class Controller(SeveralDrafters):
             max_certain=draws.max_certain,
             prompt_rows=prompt_rows,
             times=self._known.times(len(texts), context, _most_rows(caps, draws)),
-            offers=offers,
-            said=said,
+            offers=self._offers(texts, states, caps, draws),
         )
 
     def _offers(
-        self, texts: Sequenced[Sequence], caps: list[int], draws: RoundDraws
-    ) -> tuple[list[Offer | None], Said | None]:
-        """Each text's best certain chain, by what the book has of it; and what one drafter said."""
-        if draws.trees is not None and draws.max_certain:
-            with _bounded(draws, None):
-                return self._offers(texts, caps, draws)
+        self,
+        texts: Sequenced[Sequence],
+        states: Sequenced[State],
+        caps: Sequenced[int],
+        draws: RoundDraws,
+    ) -> list[Offer | None]:
+        """Each text's best certain chain, by what the book has of it."""
         best: list[Offer | None] = [None] * len(texts)
         if draws.trees is not None:
-            # The rule takes no certain tokens.
-            return best, None
-        said: Said | None = None
-        worth = [0.0] * len(texts)
-        for arm, drafter in enumerate(self.drafters):
-            if not drafter.certain:
+            if not draws.max_certain:
+                # The rule takes no certain tokens.
+                return best
+            with _bounded(draws, None):
+                return self._offers(texts, states, caps, draws)
+        rule, now = texts[0].rule, self._known.now
+        for arm in self._certain:
+            chains, parts = self._chains(arm, texts, caps, draws)
+            if not any(chains):
                 continue
-            draft = drafter.propose(texts, caps, draws)
-            serves = self._chooser.serves(arm, texts[0].rule)
-            book = self._known.book(arm, texts[0].rule)
-            counts = draft.tree.counts_B.tolist()
-            said = None if self._several_certain else Said(arm, draft, counts)
-            if not any(counts):
-                continue
-            rows = draft.tree.tokens_BN.tolist()
-            parts = None if draft.part_BN is None else draft.part_BN.tolist()
-            for b, count in enumerate(counts):
-                if not count:
+            book, serves = self._known.book(arm, rule), self._chooser.serves(arm, rule)
+            for b, tokens in enumerate(chains):
+                if not tokens:
                     continue
-                key, tokens = texts[b].key, rows[b][:count]
-                cell = book.cell(key, count)
-                survival = book.counts(cell).survival(count)[:count]
-                able = serves and self._known.allows_text(None, key)
-                if able and (best[b] is None or sum(survival) > worth[b]):
-                    worth[b] = sum(survival)
-                    named = [0] * count if parts is None else parts[b][:count]
-                    names = [self._first[arm] + part for part in named]
-                    best[b] = Offer(arm, tokens, names, survival, cell)
-                pending = self._states[key].pending
-                if arm not in pending:
-                    pending[arm] = Pending(tokens[:SCORED], len(texts[b].tokens), cell)
-        return best, said
+                text, state, known = texts[b], states[b], best[b]
+                cell, survival = book.offered(text.key, len(tokens))
+                own = None if parts is None else parts[b][: len(tokens)]
+                offer = Offer(arm, tokens, own, len(text.tokens), survival, cell)
+                if arm not in state.pending:
+                    state.pending[arm] = offer
+                if serves and state.allows(now, None):
+                    better = known is None or sum(survival) > sum(known.survival)
+                    best[b] = offer if better else known
+        return best
+
+    def _chains(
+        self, arm: int, texts: Sequenced[Sequence], caps: Sequenced[int], draws: RoundDraws
+    ) -> tuple[list[list[int]], list[list[int]] | None]:
+        """What a certain drafter says, and which part of it says so."""
+        chains = self.drafters[arm].chains(texts, caps)
+        if chains is not None:
+            return chains, None
+        draft = self.drafters[arm].propose(texts, caps, draws)
+        rows = zip(draft.tree.tokens_BN.tolist(), draft.tree.counts_B.tolist(), strict=True)
+        chains = [row[:count] for row, count in rows]
+        return chains, None if draft.part_BN is None else draft.part_BN.tolist()
 
     def _drafted(self, current: Round, draws: RoundDraws) -> Draft:
         """The draft of the plan."""
@@ -256,24 +262,23 @@ class Controller(SeveralDrafters):
             if nothing is None:
                 nothing = self._nothing[len(lengths)] = draws.points([[] for _ in lengths])
             return nothing
-        tokens: list[list[int]] = []
-        names: list[list[int]] = []
+        taken: list[tuple[int, Offer, int]] = []
+        tokens: list[list[int]] = [[] for _ in lengths]
         for b, (offer, length) in enumerate(zip(current.view.offers, lengths, strict=True)):
             if offer is None or not length:
-                tokens.append([])
-                names.append([])
                 continue
-            tokens.append(offer.tokens[:length])
-            names.append(offer.names[:length])
+            taken.append((b, offer, length))
+            tokens[b] = offer.tokens[:length]
             current.served[b], current.taken[b], current.asked[b] = offer.arm, True, length
             current.cells[b] = offer.cell
             current.view.states[b].pending.pop(offer.arm, None)
-        said = current.view.said
-        if said is not None and said.lengths == list(lengths):
-            return self._named(said.draft, said.arm)
-        draft = draws.points(tokens)
-        most = draft.tree.num_nodes
-        part_BN = torch.tensor([[*row, *[0] * (most - len(row))] for row in names])
+        draft, arm = draws.points(tokens), taken[0][1].arm
+        if all(offer.arm == arm and offer.parts is None for _, offer, _ in taken):
+            return self._named(draft, arm)
+        part_BN = torch.zeros_like(draft.tree.tokens_BN)
+        for b, offer, length in taken:
+            parts = torch.tensor((offer.parts or [0] * length)[:length])
+            part_BN[b, :length] = self._first[offer.arm] + parts
         return replace(draft, part_BN=part_BN)
 
     def _shared_out(self, current: Round, arm: int) -> tuple[list[int], list[int]]:
@@ -287,7 +292,7 @@ class Controller(SeveralDrafters):
                 continue
             depth = min(view.caps[b], plan.depth)
             trees = plan.trees is not None
-            able = plan.only == b or self._known.allows_text(arm, text.key, trees=trees)
+            able = plan.only == b or view.states[b].allows(self._known.now, arm, trees=trees)
             if depth < 1 or not view.can_draw(b) or not able:
                 continue
             cell, offer = book.cell(text.key), view.offers[b]
@@ -326,8 +331,10 @@ class Controller(SeveralDrafters):
     def _named(self, draft: Draft, arm: int) -> Draft:
         """A drafter's draft, whose nodes go by their names among all."""
         first, part_BN = self._first[arm], draft.part_BN
+        if not first:
+            return draft
         if part_BN is None:
-            return replace(draft, part_BN=torch.full_like(draft.tree.tokens_BN, first))
+            return replace(draft, part=first + draft.part)
         return replace(draft, part_BN=part_BN + first)
 
     def _confidence(self, current: Round, arm: int) -> float:

@@ -25,6 +25,10 @@ PLAIN_AT_FIRST = 2
 """Plain rounds that are timed before anything else; of another kind of rounds one is."""
 PLAIN_AGAIN = (8, 256)
 """Rounds after which a plain one is timed again, at first and, doubled each time, at last."""
+REACH = 4
+"""Rows that are looked at, over the most that were ever timed."""
+SCORED = 4
+"""Tokens of a certain draft that is not taken which are compared with what came."""
 WAITING = "who promises most has to read the text first"
 SHORT = (FEW, 512)
 """Prompts whose reading in a round tells what a token takes: neither noise nor read ahead."""
@@ -38,7 +42,7 @@ class Knowledge:
         budgets: seconds that samples may lose, of each drafter that draws, and of certain drafters
             together (None).
         guards: a ledger of each of these, drafting trees or not, with about so many texts under one
-            rule, and with a text.
+            rule.
         due: the first round in which it is looked whether to sample.
         tallies: by the names of who drafted.
     """
@@ -62,7 +66,7 @@ class Knowledge:
             kinds.append(None)
         self.budgets: dict[int | None, float] = dict.fromkeys(kinds, 0.0)
         self._wanted = dict(self.budgets)
-        self.guards: dict[tuple[int | None, bool, int, str | None], Guard] = {}
+        self.guards: dict[tuple[int | None, bool, int, str], Guard] = {}
         self._paces: dict[tuple[int | None, bool, int, str], Pace] = {}
         self.due: dict[int | None, int] = dict.fromkeys(kinds, 0)
         self.tallies: dict[str, Tally] = {}
@@ -96,11 +100,6 @@ class Knowledge:
         found = self.guards.get((arm, trees, len(view.texts).bit_length(), view.rule))
         return found is None or found.allows(self.now)
 
-    def allows_text(self, arm: int | None, key: int, *, trees: bool = False) -> bool:
-        """Whether the text's own ledger does."""
-        found = self.guards.get((arm, trees, key, None))
-        return found is None or found.allows(self.now)
-
     def afford(self, kind: int | None, lost_s: float) -> bool:
         """Takes what a sample may lose from the budget; where that is too little, it is saved."""
         self._wanted[kind] = lost_s
@@ -124,7 +123,9 @@ class Knowledge:
 
     def times(self, num_texts: int, context: int, most: int) -> Times | None:
         """What rounds of up to `most` drafted tokens take; None before any was timed."""
-        rows = num_texts + most + 2
+        seen = max(self._live.most_rows(num_texts, context), num_texts)
+        # Of more rows than that nothing is known that would be weighed.
+        rows = min(num_texts + most, REACH * seen) + 2
         of, found = self._times.get((num_texts, context), (-1, None))
         if of == self._live.version and found is not None and len(found.curve) > rows:
             return found
@@ -132,7 +133,6 @@ class Knowledge:
         curve = self._live.curve(num_texts, context, rows)
         if plain_s is None or curve is None:
             return None
-        seen = max(self._live.most_rows(num_texts, context) or 1, num_texts)
         # A clock may be too coarse to see a round at all.
         found = Times(num_texts, max(plain_s, 1e-9), curve, 2 * seen + 4)
         self._times[num_texts, context] = self._live.version, found
@@ -159,16 +159,15 @@ class Knowledge:
 
     def compare(self, text: Sequence, state: State, part: float) -> None:
         """Scores offers that were not taken by what came instead: full information for nothing."""
-        for arm, offer in list(state.pending.items()):
-            came = text.tokens[offer.start : offer.start + len(offer.tokens)]
-            same = 0
+        for arm, offer in tuple(state.pending.items()):
+            most, same = min(SCORED, len(offer.tokens)), 0
+            came = text.tokens[offer.start : offer.start + most]
             for ours, theirs in zip(offer.tokens, came, strict=False):
                 if ours != theirs:
                     break
                 same += 1
-            if same < len(came) or len(came) == len(offer.tokens):
-                book = self.book(arm, text.rule)
-                book.saw(text.key, offer.cell, same, len(offer.tokens), part=part)
+            if same < len(came) or len(came) == most:
+                self.book(arm, text.rule).saw(text.key, offer.cell, same, most, part=part)
                 del state.pending[arm]
 
     def read_ahead(self, arm: int, tokens: int, seconds: float) -> None:
@@ -178,7 +177,7 @@ class Knowledge:
     def drafted(self, done: Round, seconds: float) -> None:
         """A drafter that draws was at work for so long."""
         arm, times = done.plan.arm, done.view.times
-        num = sum(who == arm for who in done.served)
+        num = done.served.count(arm)
         if arm is None or times is None or not num or not done.levels:
             return
         trees, live = done.plan.trees, self._drafts[arm]
@@ -246,15 +245,15 @@ class Knowledge:
             return
         own_s = plain_s / num
         row_s = max(0.0, took_s - plain_s) / rows
-        for b, (text, offered) in enumerate(zip(view.texts, done.offered, strict=True)):
+        drawn = plan.arm, plan.trees is not None
+        for b, offered in enumerate(done.offered):
             if done.served[b] is None or not offered:
                 continue
-            arm, trees = (None, False) if done.taken[b] else (plan.arm, plan.trees is not None)
-            own = (arm, trees, text.key, None)
-            found = self.guards.get(own)
+            own, guards = (None, False) if done.taken[b] else drawn, view.states[b].guards
+            found = guards.get(own)
             if found is None:
-                found = self.guards[own] = Guard(ENOUGH_OF_TEXT, MARGIN_OF_TEXT)
-            gained_s = own_s * (1 + done.kept.get(text.key, 0))
+                found = guards[own] = Guard(ENOUGH_OF_TEXT, MARGIN_OF_TEXT)
+            gained_s = own_s * (1 + done.kept.get(view.texts[b].key, 0))
             found.saw(self.now, gained_s, own_s + row_s * offered)
 
     def _keep(self, done: Round) -> None:
@@ -341,6 +340,3 @@ class Knowledge:
             self._num_output += 0.1 * (text.num_output - self._num_output)
         for book in self._books.values():
             book.close(text.key)
-        for kind in self.budgets:
-            self.guards.pop((kind, False, text.key, None), None)
-            self.guards.pop((kind, True, text.key, None), None)

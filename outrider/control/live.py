@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from statistics import median, median_low
+from statistics import median
 
 import numpy as np
 
@@ -32,7 +32,12 @@ CONTEXT = 512
 USUAL = 4
 """Levels over which what a drafter takes in any round is spread."""
 EVERY = 8
-"""Rounds after which the curve is drawn anew."""
+"""Rounds after which the curve is drawn anew where something in it has moved; of what was seldom
+timed it is at once."""
+MOVED = 0.02
+"""Share by which a cell's value has to differ for that from what it was."""
+AT_LAST = 64
+"""Rounds after which it is drawn anew in any case: values grow old."""
 
 
 class Recent:
@@ -41,14 +46,16 @@ class Recent:
     Attributes:
         count: values there ever were.
         at: the round of the last one.
+        drawn: the value that a curve was drawn through.
     """
 
-    __slots__ = ("_last", "_value", "at", "count")
+    __slots__ = ("_last", "_value", "at", "count", "drawn")
 
     def __init__(self) -> None:
         self._last: deque[tuple[int, float]] = deque(maxlen=REMEMBERED)
         self._value: float | None = None
         self.count = self.at = 0
+        self.drawn = 0.0
 
     def add(self, value: float, now: int) -> None:
         """One more; those of long ago are forgotten."""
@@ -63,14 +70,19 @@ class Recent:
     def value(self) -> float:
         """The low median, of few values the least; only once there is one."""
         if self._value is None:
-            values = [value for _, value in self._last]
-            self._value = min(values) if len(values) <= BELIEVED else median_low(values)
+            values = sorted([value for _, value in self._last])
+            self._value = values[0 if self.few else (len(values) - 1) // 2]
         return self._value
 
     @property
     def believed(self) -> bool:
         """Whether there are enough."""
         return len(self._last) >= BELIEVED
+
+    @property
+    def few(self) -> bool:
+        """Whether each one more changes what may be thought of them."""
+        return len(self._last) <= BELIEVED
 
     def worth(self, guess: float, now: int) -> float:
         """The value, within what may be thought of few or old ones where `guess` was expected."""
@@ -107,8 +119,12 @@ class LiveRounds:
         self._costs = costs
         self._plain: dict[tuple[int, int], dict[int, Recent]] = {}
         self._cells: dict[tuple[int, int], dict[int, Recent]] = {}
+        self._plain_seen: dict[tuple[int, int], tuple[int, int]] = {}
         self._curves: dict[tuple[int, int], list[float]] = {}
         self._since = 0
+        self._moved = False
+        self._most: dict[tuple[int, int], int] = {}
+        self._measured_rows = 0 if costs is None else max(one.rows for one in costs.forwards)
         self._now = 0
         self.version = 0
         self.prompt_token_s: float | None = None if costs is None else costs.prompt_token_s
@@ -118,22 +134,28 @@ class LiveRounds:
     ) -> None:
         """Round `now`, of `texts` texts, scored `rows` rows in all; `plain`: one of each text."""
         kind, self._now = (context, texts.bit_length()), now
-        cell = self._cells.setdefault(kind, {}).setdefault(_place(rows), Recent())
+        place, most = _place(rows), self.most_rows(texts, context)
+        if place > most:
+            self._most[kind] = place
+            self.version += 1
+        cell = _cell(self._cells, kind, place)
         cell.add(seconds, now)
         if plain:
-            own = self._plain.setdefault(kind, {})
-            own.setdefault(_place(texts), Recent()).add(seconds, now)
+            _cell(self._plain, kind, _place(texts)).add(seconds, now)
+            self._plain_seen[kind] = self.plain_seen(texts, context)[0] + 1, now
             self.version += 1
         self._since += 1
-        if self._since >= EVERY or cell.count <= BELIEVED:
-            self._since = 0
-            self.version += 1
-            self._curves.pop(kind, None)
+        if kind in self._curves and not cell.few:
+            self._moved |= abs(cell.value - cell.drawn) > MOVED * cell.drawn
+            if self._since < (EVERY if self._moved else AT_LAST):
+                return
+        self._since, self._moved = 0, False
+        self.version += 1
+        self._curves.pop(kind, None)
 
     def plain_seen(self, texts: int, context: int) -> tuple[int, int]:
         """Plain rounds of this kind that were timed, and the last one."""
-        own = self._plain.get((context, texts.bit_length()), {}).values()
-        return sum(one.count for one in own), max((one.at for one in own), default=0)
+        return self._plain_seen.get((context, texts.bit_length()), (0, 0))
 
     def plain_s(self, texts: int, context: int) -> float | None:
         """Seconds of a plain round; None where none was ever timed, nor measured before."""
@@ -143,12 +165,9 @@ class LiveRounds:
             return None if curve is None else curve[texts]
         return min(found.value, curve[texts])
 
-    def most_rows(self, texts: int, context: int) -> int | None:
+    def most_rows(self, texts: int, context: int) -> int:
         """The most rows of a round of this kind that was timed, or measured before."""
-        seen = list(self._cells.get((context, texts.bit_length()), ()))
-        if self._costs is not None:
-            seen += [one.rows for one in self._costs.forwards]
-        return max(seen, default=None)
+        return self._most.get((context, texts.bit_length()), self._measured_rows)
 
     def curve(self, texts: int, context: int, rows: int) -> list[float] | None:
         """Seconds by rows, at least up to `rows`; entry 0 is that of one row.
@@ -172,6 +191,8 @@ class LiveRounds:
             return self._elsewhere(kind, rows)
         places = sorted(cells)
         heights = [cells[place].value for place in places]
+        for place, height in zip(places, heights, strict=True):
+            cells[place].drawn = height
         least = heights[-1]
         for i in reversed(range(len(places))):
             heights[i] = min(heights[i], SPREAD * least)
@@ -217,6 +238,18 @@ class LiveRounds:
             default=None,
         )
         return None if near is None else self._curve(near, rows)
+
+
+def _cell(
+    cells: dict[tuple[int, int], dict[int, Recent]], kind: tuple[int, int], place: int
+) -> Recent:
+    own = cells.get(kind)
+    if own is None:
+        own = cells[kind] = {}
+    found = own.get(place)
+    if found is None:
+        found = own[place] = Recent()
+    return found
 
 
 class _Line:

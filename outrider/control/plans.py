@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Sequenced
 from dataclasses import dataclass
+from operator import itemgetter
 
 from outrider.tree import TreeBudget
 
@@ -65,7 +66,7 @@ class Times:
         return self.plain_s + max(0.0, found - self.curve[self.texts])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Class:
     """Texts with the same chances: how many, and how deep they may be drafted for."""
 
@@ -74,7 +75,7 @@ class Class:
     num: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Drawing:
     """A drafter that draws, as it stands for these texts.
 
@@ -140,24 +141,42 @@ def certain(times: Times, chances: Sequenced[Sequenced[float]]) -> Plan | None:
     """How much to take of each text's certain offer, whose tokens survive with these chances.
 
     A token is worth its chance and costs a row, whichever text it is of; chances fall along an
-    offer, so the best so many of all are each text's first ones.
+    offer, so the best so many of all are each text's first ones. Texts that share one list of
+    chances are given as much each, as far as there is room.
     """
-    worth = [(chance, b) for b, own in enumerate(chances) for chance in own if chance >= LEAST]
-    if not worth:
+    alike: dict[int, list[int]] = {}
+    for b, own in enumerate(chances):
+        if own and own[0] >= LEAST:
+            alike.setdefault(id(own), []).append(b)
+    steps = [
+        (chance, members)
+        for members in alike.values()
+        for chance in chances[members[0]]
+        if chance >= LEAST
+    ]
+    if not steps:
         return None
-    if times.texts > 1:
-        worth.sort(reverse=True)
-    worth = worth[: max(1, times.most - times.texts)]
-    tokens, seconds = float(times.texts), times.plain_s
-    best, best_rate, best_s = 0, 0.0, 0.0
-    for taken, (chance, _) in enumerate(worth, start=1):
-        if tokens + (len(worth) - taken + 1) * chance <= best_rate * seconds:
+    if len(alike) > 1:
+        steps.sort(key=itemgetter(0), reverse=True)
+    room, left = max(1, times.most - times.texts), sum(len(members) for _, members in steps)
+    curve, last = times.curve, len(times.curve) - 2
+    beside_s = times.plain_s - curve[times.texts]
+    tokens, rows, seconds = float(times.texts), 0, times.plain_s
+    best, best_rows, best_rate, best_s = 0, 0, 0.0, 0.0
+    for taken, (chance, members) in enumerate(steps, start=1):
+        num = min(len(members), room - rows)
+        if not num or tokens + min(left, room - rows) * chance <= best_rate * seconds:
             break
-        tokens += chance
-        seconds = times.target_s(taken)
+        tokens += chance * num
+        rows += num
+        left -= num
+        # As `target_s` of whole rows.
+        seconds = max(times.plain_s, beside_s + curve[min(times.texts + rows, last)])
         if tokens > best_rate * seconds:
-            best, best_rate, best_s = taken, tokens / seconds, seconds
+            best, best_rows, best_rate, best_s = taken, rows, tokens / seconds, seconds
     lengths = [0] * times.texts
-    for _, b in worth[:best]:
-        lengths[b] += 1
+    for _, members in steps[:best]:
+        for b in members[:best_rows]:
+            lengths[b] += 1
+        best_rows -= len(members)
     return Plan(None, max(lengths), best_rate, best_s, tuple(lengths))

@@ -257,9 +257,7 @@ class _Stage:
         )
         seconds = draft_s - (self._clock.reading_s - read_s) + score_s + rest_s
         for b, (one, levels) in enumerate(zip(texts, counts, strict=True)):
-            drafter = None
-            if levels and draft.part_BN is not None:
-                drafter = controller.names[int(draft.part_BN[b, 0])]
+            drafter = controller.names[int(draft.parts()[b, 0])] if levels else None
             controller.commit(one.text, one.take(drafter, levels, seconds / size))
         controller.timed(own, StageTimes(draft_s, score_s + prompts_s, rest_s))
         for one in texts:

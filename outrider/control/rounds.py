@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Sequenced
 from dataclasses import dataclass, field
 
+from outrider.control.guard import Guard
 from outrider.control.plans import Plan, Times
 from outrider.control.sizes import Grown
-from outrider.decoding import Draft
 from outrider.sequence import Sequence
 from outrider.tree import TreeBudget
 
@@ -15,47 +15,28 @@ FEW = 32
 """Rows of prompts that a round may read and still tell what rounds take."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """An offer that is still to be compared: tokens, which stand from `start` on, and its class."""
-
-    tokens: list[int]
-    start: int
-    cell: int
+# Records of which every round makes some are not frozen: these take three times as long to make.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Offer:
-    """The best certain draft of a text.
+    """A certain draft of a text.
 
     Attributes:
         arm: who made it.
         tokens: what it says.
-        names: which of all parts' names each token goes by.
+        parts: who of a combination said each; None where one said all.
+        start: where in the text it would stand.
         survival: the chance of each that it and all before it are kept.
         cell: its class in the book.
     """
 
     arm: int
     tokens: list[int]
-    names: list[int]
+    parts: list[int] | None
+    start: int
     survival: list[float]
     cell: int
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """What the only certain drafter said for all texts, to be taken as it is.
-
-    Attributes:
-        arm: its number.
-        draft: its chains.
-        lengths: tokens of each.
-    """
-
-    arm: int
-    draft: Draft
-    lengths: list[int]
 
 
 @dataclass(slots=True)
@@ -65,15 +46,25 @@ class State:
     Attributes:
         rounds: how many it went through.
         read: by drafter, how many of its tokens that has read.
-        pending: by drafter, an offer that is still to be compared.
+        pending: by drafter, an offer that is still to be compared with what came.
+        guards: the text's own ledgers: of certain drafters together (None), and of each that draws,
+            drafting trees or not.
     """
 
     rounds: int = 0
     read: dict[int, int] = field(default_factory=dict[int, int])
-    pending: dict[int, Pending] = field(default_factory=dict[int, Pending])
+    pending: dict[int, Offer] = field(default_factory=dict[int, Offer])
+    guards: dict[tuple[int | None, bool], Guard] = field(
+        default_factory=dict[tuple[int | None, bool], Guard]
+    )
+
+    def allows(self, now: int, arm: int | None, *, trees: bool = False) -> bool:
+        """Whether the text's own ledger of a choice lets it through."""
+        found = self.guards.get((arm, trees))
+        return found is None or found.allows(now)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class View:
     """A round before anything is drawn.
 
@@ -86,7 +77,6 @@ class View:
         prompt_rows: rows of prompts that are read in this round, beside the last of each.
         times: what rounds take; None before any was timed.
         offers: each text's best certain draft.
-        said: what the only certain drafter said; None where there are several, or none.
     """
 
     texts: Sequenced[Sequence]
@@ -99,7 +89,6 @@ class View:
     prompt_rows: int
     times: Times | None
     offers: Sequenced[Offer | None]
-    said: Said | None = None
 
     @property
     def clean(self) -> bool:

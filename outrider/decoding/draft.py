@@ -62,8 +62,9 @@ class Draft:
         kinds_BN: int64, the Kind of each node; None where all are of the one in `kinds`.
         kinds: the kinds that occur, known without reading a tensor.
         part_BN: int64, which part of a combination of drafters drafted node j; None where one
-            drafter drafted all. No rule looks at it.
+            drafted all. No rule looks at it.
         worth_BN: float64, what each node was judged by; None where none was. No rule looks at it.
+        part: which part drafted all, where one did.
     """
 
     tree: TokenTree
@@ -73,6 +74,7 @@ class Draft:
     kinds: frozenset[Kind] = frozenset({Kind.POINT})
     part_BN: Int64[Tensor, "B N"] | None = None
     worth_BN: Float64[Tensor, "B N"] | None = None
+    part: int = 0
 
     @classmethod
     def chain(
@@ -89,7 +91,7 @@ class Draft:
             for one in (self.law_rows_BN, self.kinds_BN, self.part_BN, self.worth_BN)
         )
         law = None if self.law is None else self.law.to(device)
-        return Draft(self.tree.to(device), law, rows, kinds, self.kinds, part, worth)
+        return Draft(self.tree.to(device), law, rows, kinds, self.kinds, part, worth, self.part)
 
     def law_rows(self) -> Int64[Tensor, "B N"]:
         """Rows of `law`, written out."""
@@ -97,6 +99,12 @@ class Draft:
             return self.law_rows_BN
         tokens_BN = self.tree.tokens_BN
         return torch.arange(tokens_BN.numel(), device=tokens_BN.device).view_as(tokens_BN)
+
+    def parts(self) -> Int64[Tensor, "B N"]:
+        """Which part drafted each node, written out."""
+        if self.part_BN is not None:
+            return self.part_BN
+        return torch.full_like(self.tree.tokens_BN, self.part)
 
     def node_kinds(self) -> Int64[Tensor, "B N"]:
         """The Kind of each node, written out."""

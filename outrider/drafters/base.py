@@ -149,7 +149,7 @@ class Drafter(ABC):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names that a draft's `part_BN` counts through: of a combination those of its parts."""
+        """Names that a draft's parts count through: of a combination those of its parts."""
         return (self.name,)
 
     def unread(self, text: Sequence) -> int:
@@ -183,6 +183,14 @@ class Drafter(ABC):
         self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws
     ) -> Draft:
         """At most `depths[b]` tokens after each text."""
+
+    def chains(self, texts: Sequenced[Sequence], depths: Sequenced[int]) -> list[list[int]] | None:
+        """What it would propose as chains, in plain numbers; None where only `propose` can tell.
+
+        Of a drafter whose tokens are certain: who asks in every round, and seldom takes what is
+        said, needs no draft made of it.
+        """
+        return None
 
     def observe(
         self, text: Sequence, tokens: Sequenced[int], logits_nV: Float[Tensor, "n V"]

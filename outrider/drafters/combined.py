@@ -55,6 +55,8 @@ class SeveralDrafters(Drafter):
         self.by_clock = any(drafter.by_clock for drafter in drafters)
         self.wants_rows = any(drafter.wants_rows for drafter in drafters)
         self.taps = tuple(sorted({layer for drafter in drafters for layer in drafter.taps}))
+        # A call for each text and round, which most look-ups have nothing to do in.
+        self._committed = [one for one in drafters if type(one).commit is not Drafter.commit]
 
     def attach(self, target: Target) -> Target:
         """Asks all of them, one after another."""
@@ -114,7 +116,7 @@ class SeveralDrafters(Drafter):
 
     def commit(self, text: Sequence, accepted: int) -> None:
         """Tells all of them."""
-        for drafter in self.drafters:
+        for drafter in self._committed:
             drafter.commit(text, accepted)
 
     def timed(self, texts: Sequenced[Sequence], times: StageTimes) -> None:
@@ -220,9 +222,7 @@ class Parts:
                     draft.tree.parents_BN,
                     draft.node_kinds(),
                     draft.law_rows(),
-                    torch.zeros_like(draft.tree.tokens_BN)
-                    if draft.part_BN is None
-                    else draft.part_BN,
+                    draft.parts(),
                     draft.tree.counts_B,
                 )
             ]

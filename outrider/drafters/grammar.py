@@ -22,9 +22,11 @@ class GrammarDrafter(Drafter):
         self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws
     ) -> Draft:
         """The forced tokens after each text."""
-        return draws.points(
-            [_forced(text, depth) for text, depth in zip(texts, depths, strict=True)]
-        )
+        return draws.points(self.chains(texts, depths))
+
+    def chains(self, texts: Sequenced[Sequence], depths: Sequenced[int]) -> list[list[int]]:
+        """The same in plain numbers."""
+        return [_forced(text, depth) for text, depth in zip(texts, depths, strict=True)]
 
 
 def _forced(text: Sequence, depth: int) -> list[int]:

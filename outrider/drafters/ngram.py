@@ -43,8 +43,8 @@ class NgramIndex:
             start = self._after.get(tuple(tokens[len(tokens) - size :]))
             if start is not None:
                 copy = tokens[start : start + length]
-                for i in range(len(copy), length):
-                    copy.append(copy[i - (len(tokens) - start)])
+                while len(copy) < length:
+                    copy += copy[: length - len(copy)]
                 return copy
         return []
 
@@ -75,9 +75,11 @@ class NgramDrafter(Drafter):
         self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws
     ) -> Draft:
         """The continuation of the most recent earlier occurrence, or nothing."""
-        return draws.points(
-            [self._follow(text, depth) for text, depth in zip(texts, depths, strict=True)]
-        )
+        return draws.points(self.chains(texts, depths))
+
+    def chains(self, texts: Sequenced[Sequence], depths: Sequenced[int]) -> list[list[int]]:
+        """The same in plain numbers."""
+        return [self._follow(text, depth) for text, depth in zip(texts, depths, strict=True)]
 
     def _follow(self, text: Sequence, depth: int) -> list[int]:
         index = self._indices.get(text.key)

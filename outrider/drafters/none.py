@@ -19,4 +19,8 @@ class NoDrafter(Drafter):
         self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws
     ) -> Draft:
         """An empty draft."""
-        return draws.points([()] * len(texts))
+        return draws.points(self.chains(texts, depths))
+
+    def chains(self, texts: Sequenced[Sequence], depths: Sequenced[int]) -> list[list[int]]:
+        """Nothing for each."""
+        return [[] for _ in texts]

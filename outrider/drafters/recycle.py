@@ -50,16 +50,21 @@ class RecycleDrafter(Drafter):
         self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws
     ) -> Draft:
         """The best successor's best successor and so on; a tree of ranks where trees are taken."""
-        ends = [text.tokens[-1] for text in texts]
         if not draws.max_certain:
-            return draws.points([self._chain(*one) for one in zip(ends, depths, strict=True)])
+            return draws.points(self.chains(texts, depths))
         trees = [
-            self._tree(end, Budget(draws.max_certain, depth))
-            for end, depth in zip(ends, depths, strict=True)
+            self._tree(text.tokens[-1], Budget(draws.max_certain, depth))
+            for text, depth in zip(texts, depths, strict=True)
         ]
         return draws.point_trees(
             [list(tree.tokens) for tree in trees], [list(tree.parents) for tree in trees]
         )
+
+    def chains(self, texts: Sequenced[Sequence], depths: Sequenced[int]) -> list[list[int]]:
+        """The best successor's best successor and so on."""
+        return [
+            self._chain(text.tokens[-1], depth) for text, depth in zip(texts, depths, strict=True)
+        ]
 
     def _chain(self, token: int, depth: int) -> list[int]:
         chain: list[int] = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Sequenced
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from outrider.config import check_between, check_whole
@@ -124,22 +124,28 @@ class SuffixDrafter(Drafter):
         self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws
     ) -> Draft:
         """The likeliest continuation of the longest match, or nothing."""
-        with nullcontext() if self.store is None else self.store.lock:
+        if not draws.max_certain:
+            return draws.points(self.chains(texts, depths))
+        with self._lock():
+            trees = [
+                self._tree(self._match(text), depth, draws.max_certain)
+                for text, depth in zip(texts, depths, strict=True)
+            ]
+        return draws.point_trees(
+            [list(tree.tokens) for tree in trees], [list(tree.parents) for tree in trees]
+        )
+
+    def chains(self, texts: Sequenced[Sequence], depths: Sequenced[int]) -> list[list[int]]:
+        """The likeliest continuations as chains."""
+        with self._lock():
             matches = [self._match(text) for text in texts]
-            if draws.max_certain:
-                trees = [
-                    self._tree(match, depth, draws.max_certain)
-                    for match, depth in zip(matches, depths, strict=True)
-                ]
-                return draws.point_trees(
-                    [list(tree.tokens) for tree in trees], [list(tree.parents) for tree in trees]
-                )
-            return draws.points(
-                [
-                    match.chain(min(depth, self._most(match)), self.min_prob)
-                    for match, depth in zip(matches, depths, strict=True)
-                ]
-            )
+            return [
+                match.chain(min(depth, self._most(match)), self.min_prob)
+                for match, depth in zip(matches, depths, strict=True)
+            ]
+
+    def _lock(self) -> AbstractContextManager[object]:
+        return nullcontext() if self.store is None else self.store.lock
 
     def _match(self, text: Sequence) -> Match:
         known = self._texts.get(text.key)

@@ -45,7 +45,7 @@ def told(
 def names_of(group: Group, draft: Draft, text: int, rows: Sequenced[int]) -> list[str]:
     """Who drafted the nodes of some rows of a text."""
     if draft.part_BN is None or not rows:
-        return [group.drafter.name for _ in rows]
+        return [group.drafter.names[draft.part]] * len(rows)
     parts = draft.part_BN[text].tolist()
     return [group.drafter.names[parts[row - 1]] for row in rows]
 

@@ -64,6 +64,27 @@ def test_as_much_of_offers_is_taken_as_pays(seed: int) -> None:
     assert found.rate_tok_s == pytest.approx(max(rates))
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_texts_of_one_class_are_given_as_much_each(seed: int) -> None:
+    """As far as there is room: the last of them get less."""
+    chance = random.Random(seed)
+    texts, along = 8, [falling(chance) for _ in range(2)]
+    offers = [along[b % 2] for b in range(texts)]
+    times = times_of(chance, texts)
+    found = certain(times, offers)
+    assert found is not None
+    assert all(found.lengths[b] == found.lengths[b % 2] for b in range(texts))
+    # Every row costs nothing, and there is room for so many.
+    for room in (1, 4, 11, 64):
+        free = Times(texts, 1.0, [1.0] * 200, texts + room)
+        found = certain(free, offers)
+        assert found is not None and sum(found.lengths) == room
+        taken = (offers[b][:length] for b, length in enumerate(found.lengths))
+        assert found.rate_tok_s == pytest.approx(texts + sum(map(sum, taken)))
+    known = sorted((one for own in offers for one in own), reverse=True)[:64]
+    assert found.rate_tok_s == pytest.approx(texts + sum(known))
+
+
 def test_a_plain_round_is_known_at_once() -> None:
     """What is kept of times is what would be worked out anew."""
     known = Knowledge([NgramDrafter()], None)

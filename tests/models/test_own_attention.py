@@ -37,6 +37,7 @@ WIDTHS = {
 }
 OWN_WIDTHS = [name for name, width in WIDTHS.items() if width % LANES == 0]
 """Families whose heads are as wide as it wants them."""
+OTHER_WIDTHS = [name for name in WIDTHS if name not in OWN_WIDTHS]
 HEADS, GROUPS, WIDTH, VALUES = 6, 2, 32, 96
 LENGTH, NEW = 300, 11
 
@@ -172,9 +173,19 @@ def test_rows_that_do_not_fit_the_pool_are_refused(own_attention: OwnAttention):
     seq = cache.open(4)
     cache.pool(0, torch.zeros(2, 3, 32), torch.zeros(2, 3, 32))
     plan = make_plan(cache, Rows((seq,), (3,), torch.zeros(3, dtype=torch.int64)), CPU)
-    for groups, width, rows in ((8, 32, 3), (2, 64, 3), (2, 32, 2)):
-        given = [torch.zeros(1, heads, rows, width) for heads in (8, groups, groups)]
-        with pytest.raises((RuntimeError, IndexError)):
+    fits = {"query": (8, 3, 32), "keys": (2, 3, 32), "values": (2, 3, 32)}
+    for wrong in (
+        {"keys": (8, 3, 32), "values": (8, 3, 32)},
+        {name: (*shape[:2], 64) for name, shape in fits.items()},
+        {name: (shape[0], 2, 32) for name, shape in fits.items()},
+        {"keys": (2, 3, 64)},
+        {"keys": (2, 2, 32)},
+        {"values": (2, 2, 32)},
+        {"query": (8, 3, 64), "keys": (2, 3, 64)},
+        {"query": (7, 3, 32)},
+    ):
+        given = [torch.zeros(1, *shape) for shape in (fits | wrong).values()]
+        with pytest.raises((RuntimeError, IndexError, ValueError)):
             Forward(cache, plan, own_attention).attend(0, *given, Options(0.3))
 
 
@@ -235,14 +246,34 @@ def test_what_is_no_number_stays_none(own_attention: OwnAttention):
     assert not out[:, LENGTH:].isfinite().all(-1).any()
 
 
+@pytest.mark.parametrize("num", [1, 2], ids=["alone", "beside another"])
+def test_rows_without_a_text_get_zeros(own_attention: OwnAttention, num: int):
+    cache = CacheManager(share_prefixes=False)
+    texts, counts = tuple(cache.open(4) for _ in range(num)), (3,) * num
+    plan = make_plan(cache, Rows(texts, counts, torch.zeros(3 * num).long()), CPU, pad=2)
+    # What memory held before is found where it is not overwritten.
+    given = [torch.full((1, 2, 3 * num + 2, 32), 7.0) for _ in range(3)]
+    body = copy.copy(own_attention)
+    out = Forward(cache, plan, body).attend(0, *given, Options(0.3))
+    assert body.takes_all
+    assert torch.equal(out[0, -2:], torch.zeros(2, 2, 32)) and (out[0, :-2] == 7).all()
+
+
 def test_other_widths_and_dtypes_are_left_to_the_other_body(own_attention: OwnAttention):
-    for dtype, width in ((torch.float32, 12), (torch.float16, 32), (torch.float64, 32)):
+    for dtype, width, value_width in (
+        (torch.float32, 12, 12),
+        (torch.float32, 12, 32),
+        (torch.float32, 32, 12),
+        (torch.float16, 32, 32),
+        (torch.float64, 32, 32),
+    ):
         both = []
         for body in (own_attention, attend_cpu):
             draw, cache = torch.Generator().manual_seed(0), CacheManager()
             seq = cache.open(4)
             plan = make_plan(cache, Rows((seq,), (3,), torch.zeros(3, dtype=torch.int64)), CPU)
-            rows = [torch.randn(1, 2, 3, width, generator=draw).to(dtype) for _ in range(3)]
+            widths = width, width, value_width
+            rows = [torch.randn(1, 2, 3, wide, generator=draw).to(dtype) for wide in widths]
             both.append(Forward(cache, plan, body).attend(0, *rows, Options(0.3)))
         assert torch.equal(*both)
 
@@ -260,6 +291,11 @@ def test_a_target_says_whose_attention_it_is(own_products: Product, own_attentio
     assert not half.info()["own_attention"]
     target._use_product(None)
     assert not target.info()["own_attention"] and target.new_body() is attend_cpu
+    # Heads of another width: what it left to the other body it says once it has left it.
+    odd = HuggingFaceTarget(random_model(OTHER_WIDTHS[0]))
+    odd._use_product(own_products)
+    odd.score(Rows((odd.open(64),), (40,), tokens))
+    assert not odd.info()["own_attention"]
 
 
 @pytest.mark.usefixtures("own_attention")
