@@ -18,6 +18,7 @@ import torch
 
 from outrider.control.chooser import Chooser
 from outrider.control.costs import Costs
+from outrider.control.guard import Rest
 from outrider.control.knowledge import Knowledge
 from outrider.control.live import context_class
 from outrider.control.rounds import Offer, Round, State, View
@@ -34,6 +35,8 @@ from outrider.types import StageTimes
 READ_AHEAD = 512
 """A text of which a drafter has to read more than this is left to the engine for a step, which
 reads it in chunks where that is more than one."""
+SEASONED = 8
+"""Rounds of a text that are looked at, whatever other texts came to."""
 SURE = 0.9
 """The confidence that is asked of a drafted token at most."""
 
@@ -83,6 +86,7 @@ class Controller(SeveralDrafters):
         self._states: dict[int, State] = {}
         self._reading: dict[int, int] = {}
         self._round: Round | None = None
+        self._rest, self._resting = Rest(), False
 
     def report(self) -> dict[str, Any]:
         """Of each choice its rounds, how deep and large in the mean, what came of it; for JSON.
@@ -130,10 +134,18 @@ class Controller(SeveralDrafters):
     ) -> Draft:
         """What promises most tokens a second, or nothing."""
         self._known.now += 1
+        self._resting = self._rest.holds(self._known.now) and all(
+            self._seasoned(text) for text in texts
+        )
+        if self._resting:
+            self._round = None
+            return self._empty(len(texts), draws)
         view = self._view(texts, [min(depth, self.settings.max_depth) for depth in depths], draws)
         self._round = current = Round.of(view, self._chooser.choose(view))
         draft = self._drafted(current, draws)
         current.offered = draft.tree.counts_B.tolist()
+        drafted, sample = current.plan.depth > 0, current.choice.stake is not None
+        self._rest.saw(self._known.now, len(texts), drafted=drafted, sample=sample)
         return draft
 
     def commit(self, text: Sequence, accepted: int) -> None:
@@ -148,11 +160,13 @@ class Controller(SeveralDrafters):
         done, self._round = self._round, None
         if done is not None:
             self._known.over(done, times)
+        elif self._resting:
+            self._known.rested(len(texts), times)
         super().timed(texts, times)
 
     def discard(self, text: Sequence) -> None:
         """The round teaches nothing."""
-        self._round = None
+        self._round, self._resting = None, False
         super().discard(text)
 
     def close(self, text: Sequence) -> None:
@@ -166,6 +180,18 @@ class Controller(SeveralDrafters):
         found = self._states.get(text.key)
         if found is None:
             found = self._states[text.key] = State()
+        return found
+
+    def _seasoned(self, text: Sequence) -> bool:
+        """Whether enough of a text's rounds were looked at to leave some out."""
+        state = self._states.get(text.key)
+        return state is not None and state.rounds >= SEASONED
+
+    def _empty(self, num: int, draws: RoundDraws) -> Draft:
+        """A draft of nothing for so many texts."""
+        found = self._nothing.get(num)
+        if found is None:
+            found = self._nothing[num] = draws.points([[] for _ in range(num)])
         return found
 
     def _view(self, texts: Sequenced[Sequence], caps: list[int], draws: RoundDraws) -> View:
@@ -258,10 +284,7 @@ class Controller(SeveralDrafters):
     def _taken(self, current: Round, lengths: Sequenced[int], draws: RoundDraws) -> Draft:
         """The first tokens of certain drafts."""
         if not any(lengths):
-            nothing = self._nothing.get(len(lengths))
-            if nothing is None:
-                nothing = self._nothing[len(lengths)] = draws.points([[] for _ in lengths])
-            return nothing
+            return self._empty(len(lengths), draws)
         taken: list[tuple[int, Offer, int]] = []
         tokens: list[list[int]] = [[] for _ in lengths]
         for b, (offer, length) in enumerate(zip(current.view.offers, lengths, strict=True)):

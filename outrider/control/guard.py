@@ -17,6 +17,11 @@ SLOWEST = 2.0
 """A round counts with this many times the time that was expected of it at most: a neighbour on the
 machine is no fault of the drafter's."""
 REMEMBERED = 7
+QUIET = 64
+"""Rounds of one text, one after another, in which nothing was drafted: then some are left out."""
+QUIET_TEXTS = 8
+"""Of so many texts or more an eighth of the rounds: one that could gain is less of the whole."""
+LONGEST_REST = 16
 
 
 class Pace:
@@ -71,3 +76,31 @@ class Guard:
     def allows(self, now: int) -> bool:
         """Whether it may be chosen in this round."""
         return now >= self.paused_until
+
+
+class Rest:
+    """Rounds in which nobody is asked: where nobody pays for long, asking is all that costs.
+
+    After `QUIET` rounds without a draft one is left out, then two, and so on up to `LONGEST_REST`;
+    between them is one round as ever. Samples are no drafts, but none is followed by a rest.
+    """
+
+    def __init__(self) -> None:
+        self._quiet = self._until = 0
+        self._length = 1
+
+    def holds(self, now: int) -> bool:
+        """Whether this round is left out."""
+        return now < self._until
+
+    def saw(self, now: int, texts: int, *, drafted: bool, sample: bool) -> None:
+        """Round `now`, of so many texts, was not left out."""
+        if sample:
+            return
+        if drafted:
+            self._quiet, self._length = 0, 1
+            return
+        self._quiet += min(texts, QUIET_TEXTS)
+        if self._quiet >= QUIET:
+            self._until = now + 1 + self._length
+            self._length = min(LONGEST_REST, 2 * self._length)

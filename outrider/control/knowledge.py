@@ -30,6 +30,7 @@ REACH = 4
 SCORED = 4
 """Tokens of a certain draft that is not taken which are compared with what came."""
 WAITING = "who promises most has to read the text first"
+RESTING = "nobody has paid for long, and nobody is asked"
 SHORT = (FEW, 512)
 """Prompts whose reading in a round tells what a token takes: neither noise nor read ahead."""
 
@@ -190,6 +191,16 @@ class Knowledge:
                 num, live = num * trees.width, self._tree_drafts[arm]
             live.saw(num, done.levels, seconds, self.now)
 
+    def rested(self, num: int, times: StageTimes) -> None:
+        """A round of so many texts in which nobody was asked."""
+        tally = self.tallies.setdefault("none", Tally())
+        tally.rounds += 1
+        tally.tokens += num
+        took_s = times.draft_s + times.score_s + times.verify_s + times.commit_s
+        tally.seconds += took_s
+        tally.reasons[RESTING] = tally.reasons.get(RESTING, 0) + 1
+        self._earn(took_s)
+
     def over(self, done: Round, times: StageTimes) -> None:
         """A round is over."""
         view, plan = done.view, done.plan
@@ -213,21 +224,22 @@ class Knowledge:
         if plain_s is None:
             return
         took_s = (target_s if clean else max(target_s, plain_s)) + times.draft_s
-        self._earn(done, made, took_s)
-        if (rows or plan.arm is not None) and done.choice.stake is None:
+        self._earn(took_s)
+        stake = done.choice.stake
+        if stake is not None and not done.waiting:
+            spent_s = min(took_s, SLOWEST * plan.expected_s)
+            lost_s = max(0.0, spent_s - made / stake.rate_tok_s)
+            # It gives back what it did not lose.
+            self.budgets[plan.arm] += stake.lost_s - lost_s
+        if (rows or plan.arm is not None) and stake is None:
             self._settle(done, made, plain_s, took_s)
 
-    def _earn(self, done: Round, made: int, took_s: float) -> None:
-        """What samples may lose grows by a share of the time; one gives back what it did not."""
+    def _earn(self, took_s: float) -> None:
+        """What samples may lose grows by a share of the time."""
         grown_s = took_s * BUDGET / len(self.budgets)
         most = (SAVED_UP * BUDGET + 1) * took_s
         for kind, saved_s in self.budgets.items():
             self.budgets[kind] = min(saved_s + grown_s, max(most, self._wanted[kind]))
-        stake = done.choice.stake
-        if stake is not None and not done.waiting:
-            spent_s = min(took_s, SLOWEST * done.plan.expected_s)
-            lost_s = max(0.0, spent_s - made / stake.rate_tok_s)
-            self.budgets[done.plan.arm] += stake.lost_s - lost_s
 
     def _settle(self, done: Round, made: int, plain_s: float, took_s: float) -> None:
         """Into the ledgers: of all texts of the round, and of each that was drafted for."""

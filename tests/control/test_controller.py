@@ -6,7 +6,7 @@ import pytest
 
 from outrider.control import Controller, ControlSettings
 from outrider.control.guard import Guard, Pace
-from outrider.drafters import NgramDrafter, SuffixDrafter
+from outrider.drafters import CombinedDrafter, GrammarDrafter, NgramDrafter, SuffixDrafter
 from outrider.errors import InvalidConfig
 from outrider.models.protocol import ProtocolTarget
 from outrider.types import StageTimes
@@ -133,6 +133,31 @@ def test_look_ups_are_taken_where_they_say_more(monkeypatch) -> None:
     report = world.controller.report()
     assert report["ngram"]["tokens_per_round"] > 10
     assert sum(report["ngram"]["reasons"].values()) == report["ngram"]["rounds"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        [CombinedDrafter([NgramDrafter(), SuffixDrafter()])],
+        [NgramDrafter(), CombinedDrafter([SuffixDrafter(), NgramDrafter(3)])],
+    ],
+    ids=["several as one", "beside one"],
+)
+def test_each_token_goes_by_who_of_several_said_it(monkeypatch, more) -> None:
+    world = World(monkeypatch, more=more)
+    world.engine.target.model = Echo()  # type: ignore[attr-defined]
+    world.model.model.model = Echo()  # type: ignore[attr-defined]
+    world.run(WARM, [(1, 2, 3), (4, 5, 6)])
+    names = [told.drafter for done in world.done for told in done.provenance]
+    assert {"draft", "ngram", "suffix"} & set(names) > {"draft"}
+    assert set(names) <= {"draft", "ngram", "suffix", None}
+    assert world.controller.names[:2] == ("draft", "ngram")
+    # Each names the text's own tokens: a look-up that said nothing is not named.
+    only = World(monkeypatch, more=[CombinedDrafter([NgramDrafter(), GrammarDrafter()])])
+    only.engine.target.model = Echo()  # type: ignore[attr-defined]
+    only.run(WARM)
+    told = {told.drafter for done in only.done for told in done.provenance}
+    assert "ngram" in told and "grammar" not in told
 
 
 class Echo(Chant):

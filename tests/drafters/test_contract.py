@@ -177,6 +177,25 @@ def test_an_interrupted_round_changes_no_token(name: str) -> None:
     assert tokens == [c.token_ids for c in plain]
 
 
+@pytest.mark.parametrize("name", ["none", "ngram", "suffix", "suffix, stored", "recycle"])
+def test_chains_in_plain_numbers_are_what_it_would_propose(name: str) -> None:
+    drafter = made(name)
+    requests, both = served(drafter), []
+    propose = drafter.propose
+
+    def watched(texts, depths, draws):
+        said = drafter.chains(texts, depths)
+        draft = propose(texts, depths, draws)
+        rows = zip(draft.tree.tokens_BN.tolist(), draft.tree.counts_B.tolist(), strict=True)
+        both.append((said, [row[:count] for row, count in rows]))
+        return draft
+
+    drafter.propose = watched  # type: ignore[method-assign]
+    requests.complete(asked(PARAMS["greedy"], RAGGED))
+    assert both and all(said == proposed for said, proposed in both)
+    assert any(any(said) for said, _ in both) or name in SILENT
+
+
 # Where two draw, the first has always enough for a chain.
 @pytest.mark.filterwarnings("ignore:.* draft was loaded and has guessed in none")
 @every_drafter
