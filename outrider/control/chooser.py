@@ -16,7 +16,7 @@ from outrider.tree import TreeBudget
 
 HYSTERESIS = 1.03
 """Another drafter must promise so much more than the one at work."""
-UNEVEN = 0.03
+UNEVEN = 0.05
 """Of many texts so much more must be promised than plain decoding makes, of two half of it: those
 of which most is kept are done before their neighbours."""
 SAMPLE_EVERY = 12

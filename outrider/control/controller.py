@@ -86,7 +86,9 @@ class Controller(SeveralDrafters):
         self._states: dict[int, State] = {}
         self._reading: dict[int, int] = {}
         self._round: Round | None = None
-        self._rest, self._resting = Rest(), False
+        # Of about so many texts: one that is left alone is worth more than many.
+        self._rests: dict[int, Rest] = {}
+        self._resting = False
 
     def report(self) -> dict[str, Any]:
         """Of each choice its rounds, how deep and large in the mean, what came of it; for JSON.
@@ -134,9 +136,8 @@ class Controller(SeveralDrafters):
     ) -> Draft:
         """What promises most tokens a second, or nothing."""
         self._known.now += 1
-        self._resting = self._rest.holds(self._known.now) and all(
-            self._seasoned(text) for text in texts
-        )
+        rest = self._rests.setdefault(len(texts).bit_length(), Rest())
+        self._resting = rest.holds(self._known.now) and all(map(self._seasoned, texts))
         if self._resting:
             self._round = None
             return self._empty(len(texts), draws)
@@ -145,7 +146,7 @@ class Controller(SeveralDrafters):
         draft = self._drafted(current, draws)
         current.offered = draft.tree.counts_B.tolist()
         drafted, sample = current.plan.depth > 0, current.choice.stake is not None
-        self._rest.saw(self._known.now, len(texts), drafted=drafted, sample=sample)
+        rest.saw(self._known.now, len(texts), drafted=drafted, sample=sample)
         return draft
 
     def commit(self, text: Sequence, accepted: int) -> None:

@@ -17,7 +17,7 @@ SLOWEST = 2.0
 """A round counts with this many times the time that was expected of it at most: a neighbour on the
 machine is no fault of the drafter's."""
 REMEMBERED = 7
-QUIET = 64
+QUIET = 32
 """Rounds of one text, one after another, in which nothing was drafted: then some are left out."""
 QUIET_TEXTS = 8
 """Of so many texts or more an eighth of the rounds: one that could gain is less of the whole."""
