@@ -121,8 +121,9 @@ class LiveRounds:
         self._cells: dict[tuple[int, int], dict[int, Recent]] = {}
         self._plain_seen: dict[tuple[int, int], tuple[int, int]] = {}
         self._curves: dict[tuple[int, int], list[float]] = {}
-        self._since = 0
-        self._moved = False
+        # Of each curve: rounds since it was drawn, and whether one of its cells has moved.
+        self._since: dict[tuple[int, int], int] = {}
+        self._moved: set[tuple[int, int]] = set()
         self._most: dict[tuple[int, int], int] = {}
         self._measured_rows = 0 if costs is None else max(one.rows for one in costs.forwards)
         self._now = 0
@@ -144,12 +145,14 @@ class LiveRounds:
             _cell(self._plain, kind, _place(texts)).add(seconds, now)
             self._plain_seen[kind] = self.plain_seen(texts, context)[0] + 1, now
             self.version += 1
-        self._since += 1
+        since = self._since[kind] = self._since.get(kind, 0) + 1
         if kind in self._curves and not cell.few:
-            self._moved |= abs(cell.value - cell.drawn) > MOVED * cell.drawn
-            if self._since < (EVERY if self._moved else AT_LAST):
+            if abs(cell.value - cell.drawn) > MOVED * cell.drawn:
+                self._moved.add(kind)
+            if since < (EVERY if kind in self._moved else AT_LAST):
                 return
-        self._since, self._moved = 0, False
+        self._since[kind] = 0
+        self._moved.discard(kind)
         self.version += 1
         self._curves.pop(kind, None)
 

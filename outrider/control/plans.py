@@ -59,7 +59,7 @@ class Times:
     Attributes:
         texts: how many.
         plain_s: of a round that drafts nothing.
-        curve: seconds by rows, at least up to the most rows asked for.
+        curve: seconds by rows, up to the most rows asked for, or a few times the most ever timed.
         most: rows of all texts that are weighed at most: what is not measured is come to in steps.
     """
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from outrider.control.knowledge import Knowledge
-from outrider.control.live import AGE, EVERY, LiveRounds
+from outrider.control.live import AGE, AT_LAST, EVERY, LiveRounds
 from outrider.control.plans import LEAST, Class, Drawing, Times, certain, drawn
 from outrider.drafters import NgramDrafter
 
@@ -113,6 +113,25 @@ def test_a_curve_learns_of_what_was_slow_and_is_not_seen_again(phase: int) -> No
     seen(live, [5] * EVERY, 1.0, now)
     curve = live.curve(1, 0, 12)
     assert curve is not None and curve[9] > 2
+
+
+@pytest.mark.parametrize("phase", range(0, AT_LAST, 3))
+def test_a_curve_learns_though_others_are_drawn_anew_meanwhile(phase: int) -> None:
+    """Rounds of eight texts between those of one: each kind knows by itself what has moved."""
+    live = LiveRounds()
+
+    def eight(now: int) -> int:
+        for _ in range(EVERY):
+            now += 1
+            live.saw(8, 8, 0, 2.0, now, plain=True)
+            live.curve(8, 0, 12)
+        return now
+
+    now = seen(live, [1, 5] * 20 + [1] * phase, 1.0, eight(0))
+    now = eight(seen(live, [5] * 4, 4.0, now))
+    seen(live, [1] * EVERY, 1.0, now)
+    curve = live.curve(1, 0, 8)
+    assert curve is not None and curve[5] == 4.0
 
 
 def test_a_curve_believes_anew_what_was_not_seen_for_long() -> None:
