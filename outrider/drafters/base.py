@@ -188,7 +188,7 @@ class Drafter(ABC):
         """What it would propose as chains, in plain numbers; None where only `propose` can tell.
 
         Of a drafter whose tokens are certain: who asks in every round, and seldom takes what is
-        said, needs no draft made of it.
+        said, needs no draft made of it. Who overrides `propose` of such a drafter overrides this.
         """
         return None
 
