@@ -113,10 +113,9 @@ class Book:
         A text whose drafts were no good would otherwise never be drafted for again.
         """
         luck = self._luck.get(text)
-        if luck is None:
-            return self.cell(text)
-        self._luck[text] = luck = luck + DRIFT * (self._overall - luck)
-        return min(3, int(luck * 4))
+        if luck is not None:
+            self._luck[text] = luck + DRIFT * (self._overall - luck)
+        return self.cell(text)
 
     @property
     def rate(self) -> float | None:

@@ -153,8 +153,7 @@ class Controller(SeveralDrafters):
         """Notes what was kept, and tells all of them."""
         if self._round is not None:
             self._round.kept[text.key] = accepted
-        for drafter in self._committed:
-            drafter.commit(text, accepted)
+        super().commit(text, accepted)
 
     def timed(self, texts: Sequenced[Sequence], times: StageTimes) -> None:
         """Learns from the round."""
@@ -265,8 +264,7 @@ class Controller(SeveralDrafters):
             return chains, None
         draft = self.drafters[arm].propose(texts, caps, draws)
         rows = zip(draft.tree.tokens_BN.tolist(), draft.tree.counts_B.tolist(), strict=True)
-        chains = [row[:count] for row, count in rows]
-        return chains, None if draft.part_BN is None else draft.part_BN.tolist()
+        return [row[:count] for row, count in rows], draft.parts().tolist()
 
     def _drafted(self, current: Round, draws: RoundDraws) -> Draft:
         """The draft of the plan."""

@@ -22,6 +22,7 @@ QUIET = 32
 QUIET_TEXTS = 8
 """Of so many texts or more an eighth of the rounds: one that could gain is less of the whole."""
 LONGEST_REST = 16
+"""Rounds that are left out one after another at most."""
 
 
 class Pace:

@@ -47,8 +47,6 @@ def test_a_draft_ends_rests_and_none_follows_a_sample() -> None:
     assert not rest.holds(now + 1)
     rest.saw(now + 1, 1, drafted=True, sample=False)
     assert not rest.holds(now + 2)
-    again = Rest()
-    left_out(again, QUIET + 100)
     rest.saw(now + 2, 1, drafted=False, sample=False)
     assert not rest.holds(now + 3), "it is quiet anew only after as many rounds as before"
 
