@@ -232,21 +232,27 @@ class Chooser:
     ) -> Plan:
         """A short draft for one text; the others have what certain drafters offer them."""
         known = self._known
-        b = min(able, key=lambda one: view.unread(arm, one))
-        depth = min(SAMPLE_DEPTH, view.caps[b])
         trees = self._extremes(arm, view)[0]
+        level_s = known.level_s(arm, 1, times, trees)
+        token_s = known.token_s(arm, level_s, times)
         own = best if best.arm is None else taken
-        lengths = list(own.lengths) if own is not None else []
-        lengths = lengths or [0] * len(view.texts)
-        lengths[b] = 0
-        tokens = float(len(view.texts))
-        for offer, length in zip(view.offers, lengths, strict=True):
-            tokens += sum(offer.survival[:length]) if offer is not None else 0.0
+        lengths = list(own.lengths) if own is not None and own.lengths else [0] * len(view.texts)
+        offered = [
+            0.0 if offer is None else sum(offer.survival[:length])
+            for offer, length in zip(view.offers, lengths, strict=True)
+        ]
+
+        def lost_s(b: int) -> float:
+            """What is read for a text, and what it was offered."""
+            return view.unread(arm, b) * token_s + offered[b] / best.rate_tok_s
+
+        b = min(able, key=lost_s)
+        depth = min(SAMPLE_DEPTH, view.caps[b])
         book = known.book(arm, view.rule, trees)
+        tokens = len(view.texts) + sum(offered) - offered[b]
         tokens += sum(book.survival(view.texts[b].key, depth)[:depth])
         lengths[b] = depth if trees is None else self._rows(arm, view, trees, depth)[depth]
-        level_s = known.level_s(arm, 1, times, trees)
-        reading_s = view.unread(arm, b) * known.token_s(arm, level_s, times)
+        reading_s = view.unread(arm, b) * token_s
         expected_s = times.target_s(sum(lengths)) + depth * level_s + reading_s
         return Plan(arm, depth, tokens / expected_s, expected_s, tuple(lengths), b, trees)
 

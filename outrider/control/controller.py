@@ -166,7 +166,7 @@ class Controller(SeveralDrafters):
 
     def discard(self, text: Sequence) -> None:
         """The round teaches nothing."""
-        self._round, self._resting = None, False
+        self._round = None
         super().discard(text)
 
     def close(self, text: Sequence) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -86,12 +86,12 @@ class Draft:
 
     def to(self, device: torch.device) -> Draft:
         """The same draft on a device."""
-        rows, kinds, part, worth = (
-            None if one is None else one.to(device)
-            for one in (self.law_rows_BN, self.kinds_BN, self.part_BN, self.worth_BN)
-        )
-        law = None if self.law is None else self.law.to(device)
-        return Draft(self.tree.to(device), law, rows, kinds, self.kinds, part, worth, self.part)
+        moved = {
+            name: None if table is None else table.to(device)
+            for name in ("law_rows_BN", "kinds_BN", "part_BN", "worth_BN", "law")
+            for table in (getattr(self, name),)
+        }
+        return replace(self, tree=self.tree.to(device), **moved)
 
     def law_rows(self) -> Int64[Tensor, "B N"]:
         """Rows of `law`, written out."""

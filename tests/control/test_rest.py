@@ -83,6 +83,16 @@ def test_where_nobody_pays_for_long_nobody_is_asked(monkeypatch, prompts) -> Non
     assert sum(one["rounds"] for one in everything) == world.controller._known.now
 
 
+def test_rests_of_many_texts_are_not_those_of_one(monkeypatch) -> None:
+    """Eight texts have come to rests; a single one is looked at for as long as it ever is."""
+    world = World(monkeypatch, wrong=lambda place: 1.0, target_s=lambda rows: 0.5 + 0.5 * rows)
+    seen = looked_at(world)
+    world.run(300, EIGHT)
+    began = world.controller._known.now
+    world.run(QUIET + 8)
+    assert set(range(began + 1, began + QUIET)) <= set(seen)
+
+
 def test_who_pays_is_asked_in_every_round(monkeypatch) -> None:
     world = World(monkeypatch)
     seen = looked_at(world)
