@@ -152,13 +152,14 @@ class Counts:
         """P(the first i tokens kept), i from 1 to at least `depth`; kept until the next round."""
         stamp = self._count if self._like is None else self.stamp
         if len(self._survival) < depth or self._survival_of != stamp:
+            if self._survival_of != stamp:
+                self._first.clear()
             self._survival_of = stamp
-            self._first.clear()
             self._survival = list(accumulate(self.conditional(depth), mul))
         return self._survival
 
     def first(self, depth: int) -> list[float]:
-        """The same of exactly `depth` tokens; one list for all who ask."""
+        """The same of exactly `depth` tokens; one list for all who ask until more is counted."""
         along = self.survival(depth)
         found = self._first.get(depth)
         if found is None:

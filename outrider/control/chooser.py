@@ -82,7 +82,7 @@ class Chooser:
                 if one.arm == (None if self._fallback in self._certain else self._fallback):
                     best, why = one, FALLBACK
         self._at_work = best.arm
-        sample = self._sample(view, times, found, best) if view.clean else None
+        sample = self._sample(view, times, found, best, due) if view.clean else None
         return Choice(best, why) if sample is None else sample
 
     def serves(self, arm: int, rule: str) -> bool:
@@ -177,9 +177,12 @@ class Chooser:
         return rows_of(trees, depth, ranked=self._drafters[arm].certain or _ranked(view))
 
     def _sample(
-        self, view: View, times: Times, found: Sequenced[Plan], best: Plan
+        self, view: View, times: Times, found: Sequenced[Plan], best: Plan, due: float
     ) -> Choice | None:
-        """A trial of who was not chosen, where the budget has what it is expected to lose."""
+        """A trial of who was not chosen, where the budget has what it is expected to lose.
+
+        `due` are the tokens a second that a plan had to be promised to be chosen.
+        """
         known = self._known
         for kind in (None, *self._weighed(view)):
             chosen = best.depth > 0 and kind == best.arm
@@ -200,9 +203,13 @@ class Chooser:
                 plan = self._trial(kind, view, times, able, best, taken)
             if plan is None:
                 continue
-            lost_s = plan.expected_s * (1.0 - plan.rate_tok_s / best.rate_tok_s)
-            if known.afford(kind, max(0.0, lost_s)):
-                stake = Stake(max(0.0, lost_s), best.rate_tok_s)
+            # What look-ups promise unevenly was not enough to be chosen, and is not enough here.
+            rate, other = plan.rate_tok_s, best.rate_tok_s
+            if kind is None:
+                rate, other = plan.counted_tok_s(len(view.texts)), due
+            lost_s = max(0.0, plan.expected_s * (1.0 - rate / other))
+            if known.afford(kind, lost_s):
+                stake = Stake(lost_s, best.rate_tok_s)
                 known.due[kind] = known.now + SAMPLE_EVERY
                 return Choice(plan, SAMPLED, stake)
         return None

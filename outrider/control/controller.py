@@ -137,9 +137,13 @@ class Controller(SeveralDrafters):
         """What promises most tokens a second, or nothing."""
         self._known.now += 1
         rest = self._rests.setdefault(len(texts).bit_length(), Rest())
-        self._resting = rest.holds(self._known.now) and all(map(self._seasoned, texts))
+        # A fallback is asked for where nobody pays.
+        quiet = self.settings.fallback == "none" and rest.holds(self._known.now)
+        self._resting = quiet and all(map(self._seasoned, texts))
         if self._resting:
             self._round = None
+            for text in texts if self._reading else ():
+                self._reading.pop(text.key, None)
             return self._empty(len(texts), draws)
         view = self._view(texts, [min(depth, self.settings.max_depth) for depth in depths], draws)
         self._round = current = Round.of(view, self._chooser.choose(view))
@@ -207,6 +211,7 @@ class Controller(SeveralDrafters):
             if state.pending:
                 self._known.compare(text, state, 1 / len(texts))
         context = context_class(length // len(texts))
+        width = 1 if draws.trees is None else draws.trees.width
         return View(
             texts=tuple(texts),
             states=states,
@@ -216,7 +221,7 @@ class Controller(SeveralDrafters):
             trees=draws.trees,
             max_certain=draws.max_certain,
             prompt_rows=prompt_rows,
-            times=self._known.times(len(texts), context, _most_rows(caps, draws)),
+            times=self._known.times(len(texts), context, _most_rows(caps, draws), width),
             offers=self._offers(texts, states, caps, draws),
         )
 

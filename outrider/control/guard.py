@@ -17,12 +17,12 @@ SLOWEST = 2.0
 """A round counts with this many times the time that was expected of it at most: a neighbour on the
 machine is no fault of the drafter's."""
 REMEMBERED = 7
-QUIET = 32
+QUIET = 64
 """Rounds of one text, one after another, in which nothing was drafted: then some are left out."""
-QUIET_TEXTS = 8
-"""Of so many texts or more an eighth of the rounds: one that could gain is less of the whole."""
-LONGEST_REST = 16
-"""Rounds that are left out one after another at most."""
+QUIET_TEXTS = 16
+"""Of so many texts or more a sixteenth of that: one that could gain is less of the whole."""
+LONGEST_REST = 4
+"""Rounds left out one after another at most: more save little, and who may pay waits for them."""
 
 
 class Pace:

@@ -122,11 +122,13 @@ class Knowledge:
         """P(token i of a chain is drafted | so many are asked for)."""
         return self._offered[arm]
 
-    def times(self, num_texts: int, context: int, most: int) -> Times | None:
-        """What rounds of up to `most` drafted tokens take; None before any was timed."""
+    def times(self, num_texts: int, context: int, most: int, width: int = 1) -> Times | None:
+        """What rounds of up to `most` drafted tokens take; None before any was timed.
+
+        `width` nodes of a text's draft are weighed whatever is known of so many rows.
+        """
         seen = max(self._live.most_rows(num_texts, context), num_texts)
-        # Of more rows than that nothing is known that would be weighed.
-        rows = min(num_texts + most, REACH * seen) + 2
+        rows = min(num_texts + most, max(REACH * seen, num_texts * (1 + width))) + 2
         of, found = self._times.get((num_texts, context), (-1, None))
         if of == self._live.version and found is not None and len(found.curve) > rows:
             return found

@@ -121,8 +121,8 @@ class LiveRounds:
         self._cells: dict[tuple[int, int], dict[int, Recent]] = {}
         self._plain_seen: dict[tuple[int, int], tuple[int, int]] = {}
         self._curves: dict[tuple[int, int], list[float]] = {}
-        # Of each curve: rounds since it was drawn, and whether one of its cells has moved.
-        self._since: dict[tuple[int, int], int] = {}
+        # Of each curve: the round after which it was given up last, and whether a cell has moved.
+        self._given_up: dict[tuple[int, int], int] = {}
         self._moved: set[tuple[int, int]] = set()
         self._most: dict[tuple[int, int], int] = {}
         self._measured_rows = 0 if costs is None else max(one.rows for one in costs.forwards)
@@ -145,13 +145,13 @@ class LiveRounds:
             _cell(self._plain, kind, _place(texts)).add(seconds, now)
             self._plain_seen[kind] = self.plain_seen(texts, context)[0] + 1, now
             self.version += 1
-        since = self._since[kind] = self._since.get(kind, 0) + 1
+        since = now - self._given_up.get(kind, 0)
         if kind in self._curves and not cell.few:
             if abs(cell.value - cell.drawn) > MOVED * cell.drawn:
                 self._moved.add(kind)
             if since < (EVERY if kind in self._moved else AT_LAST):
                 return
-        self._since[kind] = 0
+        self._given_up[kind] = now
         self._moved.discard(kind)
         self.version += 1
         self._curves.pop(kind, None)
@@ -182,16 +182,15 @@ class LiveRounds:
     def _curve(self, kind: tuple[int, int], rows: int) -> list[float] | None:
         known = self._curves.get(kind)
         if known is None or len(known) <= rows:
+            if kind not in self._cells:
+                # Another one's, and not to be kept: that one is drawn anew, and nearer ones come.
+                return self._elsewhere(kind, rows)
             known = self._drawn(kind, max(rows, 64 if known is None else 2 * len(known)))
-            if known is None:
-                return None
             self._curves[kind] = known
         return known
 
-    def _drawn(self, kind: tuple[int, int], rows: int) -> list[float] | None:
-        cells = self._cells.get(kind)
-        if not cells:
-            return self._elsewhere(kind, rows)
+    def _drawn(self, kind: tuple[int, int], rows: int) -> list[float]:
+        cells = self._cells[kind]
         places = sorted(cells)
         heights = [cells[place].value for place in places]
         for place, height in zip(places, heights, strict=True):

@@ -7,9 +7,10 @@ read here is known before the round's first token is drawn.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence as Sequenced
-from dataclasses import dataclass
-from operator import itemgetter
+from dataclasses import dataclass, field
+from operator import itemgetter, mul
 
 from outrider.tree import TreeBudget
 
@@ -29,7 +30,7 @@ class Plan:
         expected_s: seconds that the round is to take.
         only: the one text that is drawn for; None where all are.
         trees: how large the drafter's trees may be; None where it drafts chains.
-        served: texts that it drafts for.
+        served: texts that gain by it: as many as would gain that much if all of them gained alike.
     """
 
     arm: int | None
@@ -39,7 +40,7 @@ class Plan:
     lengths: Sequenced[int] = ()
     only: int | None = None
     trees: TreeBudget | None = None
-    served: int = 0
+    served: float = 0.0
 
     def counted_tok_s(self, texts: int) -> float:
         """Its rate in a round of so many texts, gains that few of them have counting less.
@@ -52,7 +53,7 @@ class Plan:
         return plain + (self.rate_tok_s - plain) * (1 + self.served / texts) / 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Times:
     """What a round of these texts takes.
 
@@ -61,20 +62,30 @@ class Times:
         plain_s: of a round that drafts nothing.
         curve: seconds by rows, up to the most rows asked for, or a few times the most ever timed.
         most: rows of all texts that are weighed at most: what is not measured is come to in steps.
+        knots: rows at which the curve turns; it is straight between them.
     """
 
     texts: int
     plain_s: float
     curve: Sequenced[float]
     most: int = 1 << 30
+    knots: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        curve, least = self.curve, 1e-9 * self.curve[-1]
+        along = enumerate(zip(curve, curve[1:], curve[2:], strict=False), start=1)
+        self.knots = [row for row, (a, b, c) in along if abs(a - 2 * b + c) > least]
 
     def target_s(self, drafted: float) -> float:
-        """Of the target, with so many drafted rows beside the texts' own."""
-        low = int(drafted)
-        rows = min(self.texts + low, len(self.curve) - 2)
+        """Of the target, with so many drafted rows beside the texts' own.
+
+        Beyond the curve it goes on as it ends.
+        """
+        rows = min(self.texts + int(drafted), len(self.curve) - 2)
         found = self.curve[rows]
-        if drafted != low:
-            found += (drafted - low) * (self.curve[rows + 1] - found)
+        more = self.texts + drafted - rows
+        if more:
+            found += more * (self.curve[rows + 1] - found)
         return self.plain_s + max(0.0, found - self.curve[self.texts])
 
 
@@ -146,7 +157,9 @@ def drawn(times: Times, drawing: Drawing) -> Plan | None:
             best_rate, best_depth, best_s = tokens / seconds, level + 1, seconds
     if not best_depth:
         return None
-    return Plan(drawing.arm, best_depth, best_rate, best_s, trees=drawing.trees, served=num)
+    gains = [(one.num, sum(one.survival[: min(best_depth, one.depth)])) for one in classes]
+    served = _even(sum(n * own for n, own in gains), sum(n * own * own for n, own in gains))
+    return Plan(drawing.arm, best_depth, best_rate, best_s, trees=drawing.trees, served=served)
 
 
 def certain(times: Times, chances: Sequenced[Sequenced[float]]) -> Plan | None:
@@ -154,7 +167,7 @@ def certain(times: Times, chances: Sequenced[Sequenced[float]]) -> Plan | None:
 
     A token is worth its chance and costs a row, whichever text it is of; chances fall along an
     offer, so the best so many of all are each text's first ones. Texts that share one list of
-    chances are given as much each, as far as there is room.
+    chances are weighed together: along a straight piece of the curve the best is at an end.
     """
     alike: dict[int, list[int]] = {}
     for b, own in enumerate(chances):
@@ -171,7 +184,7 @@ def certain(times: Times, chances: Sequenced[Sequenced[float]]) -> Plan | None:
     if len(alike) > 1:
         steps.sort(key=itemgetter(0), reverse=True)
     room, left = max(1, times.most - times.texts), sum(len(members) for _, members in steps)
-    curve, last = times.curve, len(times.curve) - 2
+    curve, knots, last = times.curve, times.knots, len(times.curve) - 2
     beside_s = times.plain_s - curve[times.texts]
     tokens, rows, seconds = float(times.texts), 0, times.plain_s
     best, best_rows, best_rate, best_s = 0, 0, 0.0, 0.0
@@ -179,17 +192,31 @@ def certain(times: Times, chances: Sequenced[Sequenced[float]]) -> Plan | None:
         num = min(len(members), room - rows)
         if not num or tokens + min(left, room - rows) * chance <= best_rate * seconds:
             break
-        tokens += chance * num
+        first = times.texts + rows
+        ends = [first + num]
+        if num > 1:
+            low = bisect_right(knots, first)
+            ends[:0] = knots[low : bisect_left(knots, first + num, low)]
+        before = tokens - first * chance
+        for end in ends:
+            tokens = before + end * chance
+            # As `target_s` of whole rows.
+            seconds = max(times.plain_s, beside_s + curve[min(end, last)])
+            if tokens > best_rate * seconds:
+                best, best_rows = taken, end - times.texts
+                best_rate, best_s = tokens / seconds, seconds
         rows += num
         left -= num
-        # As `target_s` of whole rows.
-        seconds = max(times.plain_s, beside_s + curve[min(times.texts + rows, last)])
-        if tokens > best_rate * seconds:
-            best, best_rows, best_rate, best_s = taken, rows, tokens / seconds, seconds
-    lengths = [0] * times.texts
-    for _, members in steps[:best]:
+    lengths, gains = [0] * times.texts, [0.0] * times.texts
+    for chance, members in steps[:best]:
         for b in members[:best_rows]:
             lengths[b] += 1
+            gains[b] += chance
         best_rows -= len(members)
-    served = times.texts - lengths.count(0)
+    served = _even(sum(gains), sum(map(mul, gains, gains)))
     return Plan(None, max(lengths), best_rate, best_s, tuple(lengths), served=served)
+
+
+def _even(gained: float, squared: float) -> float:
+    """How many texts would gain as much if they gained alike, from their gains and the squares."""
+    return gained * gained / squared if squared else 0.0

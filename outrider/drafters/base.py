@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Sequenced
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from torch import Tensor
 
@@ -137,6 +137,12 @@ class Drafter(ABC):
     taps: tuple[int, ...] = ()
     """Behind how many layers hidden states of the target's are wanted, for `notice`."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # What a drafter below it says in plain numbers is not what this one proposes.
+        if "propose" in cls.__dict__ and "chains" not in cls.__dict__:
+            cls.chains = Drafter.chains
+
     def attach(self, target: Target) -> Target:
         """The target that an engine is to score with: the given one, or that with an exit.
 
@@ -187,8 +193,8 @@ class Drafter(ABC):
     def chains(self, texts: Sequenced[Sequence], depths: Sequenced[int]) -> list[list[int]] | None:
         """What it would propose as chains, in plain numbers; None where only `propose` can tell.
 
-        Of a drafter whose tokens are certain: who asks in every round, and seldom takes what is
-        said, needs no draft made of it. Who overrides `propose` of such a drafter overrides this.
+        Of a drafter whose tokens are certain: who asks in most rounds, and seldom takes what is
+        said, needs no draft made of it. A class that overrides `propose` and not this has None.
         """
         return None
 

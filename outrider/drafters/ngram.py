@@ -43,7 +43,7 @@ class NgramIndex:
             start = self._after.get(tuple(tokens[len(tokens) - size :]))
             if start is not None:
                 copy = tokens[start : start + length]
-                while len(copy) < length:
+                while 0 < len(copy) < length:
                     copy += copy[: length - len(copy)]
                 return copy
         return []

@@ -169,3 +169,17 @@ def test_bad_luck_is_forgotten() -> None:
     classes = [book.drifted(2) for _ in range(60)]
     assert classes == sorted(classes) and classes[0] == bad
     assert classes[-1] == book.cell(3), "a new text has the luck of all"
+
+
+class Veto(Knower):
+    """A look-up below another one, which proposes nothing."""
+
+    def propose(self, texts, depths, draws):
+        """Nothing, whatever the other one knows."""
+        return draws.points([[] for _ in texts])
+
+
+def test_a_look_up_of_ones_own_is_asked_what_it_proposes(monkeypatch) -> None:
+    world = lookups(monkeypatch, Veto("veto"))
+    world.run(60)
+    assert set(world.controller.report()) == {"none"}

@@ -49,12 +49,14 @@ def test_the_best_depth_is_found(seed: int) -> None:
     assert found.depth == rates.index(max(rates)) + 1
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_as_much_of_offers_is_taken_as_pays(seed: int) -> None:
+@pytest.mark.parametrize("alike", [1, 2, 8, 32], ids="{} texts share a list".format)
+@pytest.mark.parametrize("seed", range(40))
+def test_as_much_of_offers_is_taken_as_pays(seed: int, alike: int) -> None:
     chance = random.Random(seed)
-    texts = chance.choice((1, 2, 8))
+    texts = chance.choice((1, 2, 8, 32))
     times = times_of(chance, texts)
-    offers = [falling(chance) for _ in range(texts)]
+    lists = [falling(chance) for _ in range(-(-texts // alike))]
+    offers = [lists[b // alike] for b in range(texts)]
     worth = sorted((one for own in offers for one in own), reverse=True)
     rates = [
         (texts + sum(worth[:taken])) / times.target_s(taken) for taken in range(1, len(worth) + 1)
@@ -62,27 +64,55 @@ def test_as_much_of_offers_is_taken_as_pays(seed: int) -> None:
     found = certain(times, offers)
     assert found is not None
     assert found.rate_tok_s == pytest.approx(max(rates))
+    taken = [own[:length] for own, length in zip(offers, found.lengths, strict=True)]
+    tokens, rows = texts + sum(map(sum, taken)), sum(map(len, taken))
+    assert tokens / times.target_s(rows) == pytest.approx(found.rate_tok_s)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_texts_of_one_class_are_given_as_much_each(seed: int) -> None:
-    """As far as there is room: the last of them get less."""
-    chance = random.Random(seed)
-    texts, along = 8, [falling(chance) for _ in range(2)]
-    offers = [along[b % 2] for b in range(texts)]
-    times = times_of(chance, texts)
-    found = certain(times, offers)
-    assert found is not None
-    assert all(found.lengths[b] == found.lengths[b % 2] for b in range(texts))
-    # Every row costs nothing, and there is room for so many.
-    for room in (1, 4, 11, 64):
-        free = Times(texts, 1.0, [1.0] * 200, texts + room)
-        found = certain(free, offers)
-        assert found is not None and sum(found.lengths) == room
-        taken = (offers[b][:length] for b, length in enumerate(found.lengths))
-        assert found.rate_tok_s == pytest.approx(texts + sum(map(sum, taken)))
-    known = sorted((one for own in offers for one in own), reverse=True)[:64]
-    assert found.rate_tok_s == pytest.approx(texts + sum(known))
+@pytest.mark.parametrize("room", [1, 4, 11, 64])
+def test_no_more_is_taken_than_there_is_room_for(room: int) -> None:
+    """Though every row costs nothing."""
+    lists = [falling(random.Random(room + one)) for one in range(2)]
+    offers = [lists[b % 2] for b in range(8)]
+    found = certain(Times(8, 1.0, [1.0] * 200, 8 + room), offers)
+    assert found is not None and sum(found.lengths) == room
+    known = sorted((one for own in offers for one in own), reverse=True)[:room]
+    assert found.rate_tok_s == pytest.approx(8 + sum(known))
+
+
+def test_the_curve_goes_on_as_it_ends() -> None:
+    times = Times(2, 1.0, [0.9, 0.95, 1.0, 1.0, 1.5])
+    assert [times.target_s(rows) for rows in (0, 1, 2, 3, 8)] == [1.0, 1.0, 1.5, 2.0, 4.5]
+    assert times.target_s(1.5) == pytest.approx(1.25)
+    assert times.knots == [2, 3]
+
+
+def test_a_first_level_of_trees_is_priced_though_no_row_of_it_was_timed() -> None:
+    """Eight texts, of which plain rounds alone were timed, and trees of sixteen children."""
+    known = Knowledge([NgramDrafter()], None)
+    for now in range(1, 21):
+        known._live.saw(8, 8, 0, 1.0, now, plain=True)
+    times = known.times(8, 0, 8 * 63, 16)
+    assert times is not None and len(times.curve) > 8 * 17
+    slope = times.target_s(8) - times.target_s(0)
+    assert times.target_s(128) == pytest.approx(1.0 + 16 * slope)
+    assert slope > 0.01
+
+
+def test_a_borrowed_curve_is_not_kept() -> None:
+    """What eight texts take is thought of by two, until these are slower or four are timed."""
+    live = LiveRounds()
+
+    def rounds(texts: int, seconds: float, first: int) -> float:
+        for now in range(first, first + 200):
+            live.saw(texts, texts, 0, seconds, now, plain=True)
+        found = live.plain_s(8, 0)
+        assert found is not None
+        return found
+
+    assert rounds(2, 1.0, 1) < 1.5
+    assert rounds(2, 10.0, 201) > 9
+    assert rounds(4, 3.0, 401) < 4
 
 
 def test_a_plain_round_is_known_at_once() -> None:
