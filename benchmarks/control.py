@@ -33,6 +33,7 @@ from outrider.bench.machine import Neighbours
 from outrider.bench.paired import Interval, order
 from outrider.bench.script import command_of, exit_code, ints, others_at_work, parser_of, save
 from outrider.control import Controller
+from outrider.control.knowledge import RESTING
 from outrider.drafters import Drafter, ModelDrafter, NgramDrafter, NoDrafter
 from outrider.models.bundled import bundled_path, eval_prompts
 from outrider.models.checkpoint import load_llama
@@ -282,20 +283,27 @@ def overhead(options: argparse.Namespace) -> list[dict[str, float]]:
         llm.generate(first, params)
         seen_s, beside_s = clock_s()
         spent, inside, rounds = watched(controller)
-        before = rows_of(llm)
+        before, rested = rows_of(llm), rests_of(controller)
         for group in groups:
             llm.generate(group, params)
-        rows = rows_of(llm) - before
+        rows, rested = rows_of(llm) - before, rests_of(controller) - rested
         own = sum(spent) - len(spent) * seen_s - sum(inside) - len(inside) * beside_s
         found.append(
             {
                 "batch": batch,
                 "rows_per_step": rows / rounds[0],
                 "us_per_step": 1e6 * own / rounds[0],
+                "us_per_step_asked": 1e6 * own / (rounds[0] - rested),
+                "rested": rested / rounds[0],
                 "allowed_us": 50 + 2 * rows / rounds[0],
             }
         )
     return found
+
+
+def rests_of(controller: Controller) -> int:
+    """Rounds in which nobody was asked."""
+    return sum(one["reasons"].get(RESTING, 0) for one in controller.report().values())
 
 
 def rows_of(llm: LLM) -> int:

@@ -57,11 +57,10 @@ def convert(home: Home, checkpoint: str, draft: str, dtype: str) -> None:
     and its exporter knows no bfloat16.
     """
     folder = home.checkpoint(checkpoint)
-    for engine, make, full, eight in (
-        ("llama.cpp", to_gguf, DTYPES[dtype], "q8_0"),
-        ("openvino", to_openvino, "fp32", "int8"),
-    ):
-        if home.missing(engine) is None:
-            make(home, folder / "target", full)
-            make(home, folder / "target", eight)
-            make(home, folder / draft, full)
+    if home.missing("llama.cpp") is None:
+        for model in ("target", draft):
+            for precision in (DTYPES[dtype], "q8_0"):
+                to_gguf(home, folder / model, precision)
+    if home.missing("openvino") is None:
+        for model, precision in (("target", "fp32"), ("target", "int8"), (draft, "fp32")):
+            to_openvino(home, folder / model, precision)

@@ -66,7 +66,8 @@ ENGINES = {
         worker="outrider_gguf_worker.py",
         folder=None,
         shared=False,
-        arms=("none", "draft", "ngram", "q8_0"),
+        arms=("none", "auto", "draft", "ngram", "q8_0", "q8_0+auto", "q8_0+draft", "q8_0+ngram"),
+        core=("none", "draft", "ngram", "q8_0"),
         copies=1.2,
         base_mb=600,
     ),
@@ -83,7 +84,7 @@ ENGINES = {
         worker="llama_cpp_worker.py",
         folder="llama.cpp",
         shared=False,
-        arms=("plain", "draft", "lookup", "q8_0", "q8_0+draft", "ngram-cache"),
+        arms=("plain", "draft", "lookup", "q8_0", "q8_0+draft", "q8_0+lookup", "ngram-cache"),
         core=("plain", "draft", "lookup", "q8_0"),
         # Mapped from one file by all of its processes; counted once too often rather than not.
         copies=0.5,
@@ -109,7 +110,7 @@ ENGINES = {
 }
 """In the order in which they appear in tables."""
 
-EIGHT_BITS = ("q8_0", "q8_0+draft", "int8")
+EIGHT_BITS = ("q8_0", "int8")
 IMPOSED = {
     "outrider": ("none", "draft"),
     "outrider-gguf": ("none", "draft"),
@@ -143,13 +144,15 @@ class Arm:
 
     @property
     def plain(self) -> Arm:
-        """The same engine's plain decoding."""
-        return Arm(self.engine, PLAIN.get(self.engine, "plain"))
+        """The same engine's plain decoding, of 8 bits where a drafter is beside these."""
+        first, beside, _ = self.name.partition("+")
+        eight = beside and first in EIGHT_BITS and self.engine != "outrider"
+        return Arm(self.engine, first if eight else PLAIN.get(self.engine, "plain"))
 
     @property
     def precision(self) -> str:
         """Of the target's weights: everybody's, or 8 bits."""
-        eight = self.name in EIGHT_BITS and self.engine not in ("outrider",)
+        eight = self.name.partition("+")[0] in EIGHT_BITS and self.engine != "outrider"
         return EIGHT if eight else SHARED
 
     def wrong(self, temperature: float) -> str | None:

@@ -44,11 +44,12 @@ SURE = 0.9
 class Controller(SeveralDrafters):
     """Chooses, for each round of a group of texts, who drafts, how deep, and chains or trees.
 
-    Certain drafters (`ngram`, `suffix`, `recycle`) are asked in every round and compared with what
+    Certain drafters (`ngram`, `suffix`, `recycle`) are asked in each round and compared with what
     came, whether their offer was taken or not; of those that draw the one is asked that promises
     most, and the others once in a while. Where nobody promises more than plain decoding, measured,
-    nothing is drafted; a choice that loses time all the same is left for a while. Where the engine
-    drafts trees they are at most as large as its budget.
+    nothing is drafted, and after many such rounds some are left out in which nobody is asked; a
+    choice that loses time all the same is left for a while. Where the engine drafts trees they are
+    at most as large as its budget.
 
     Args:
         drafters: the alternatives, the preferred first among equals.

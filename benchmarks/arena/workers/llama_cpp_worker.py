@@ -26,7 +26,7 @@ class LlamaCpp:
         (arm,) = task["arms"]
         self._slots: int = task["batch"]
         self._port = _free_port()
-        target = "q8_0" if arm.startswith("q8_0") else task["kind"]
+        target = _precision(arm, task)
         self._version = _version(task["server"])
         self._process = subprocess.Popen(
             [
@@ -107,10 +107,10 @@ class LlamaCpp:
 
 
 def _speculation(arm: str, task: dict[str, Any]) -> list[str]:
-    k = str(task["k"])
+    k, kind = str(task["k"]), _precision(arm, task)
     if arm.endswith("draft"):
         given = [
-            *("--spec-type", "draft-simple", "-md", converted(task["draft"], task["kind"])),
+            *("--spec-type", "draft-simple", "-md", converted(task["draft"], kind)),
             *("--spec-draft-n-max", k, "--spec-draft-n-min", "0", "--spec-draft-p-min", "0"),
             *DRAFT_CACHES[task["kind"]],
             *("-td", str(task["threads"])),
@@ -119,7 +119,7 @@ def _speculation(arm: str, task: dict[str, Any]) -> list[str]:
             rates = [f"{task['alpha'] ** (i + 1):.6f}" for i in range(task["k"])]
             given += ["--spec-synth-rates", ",".join(rates)]
         return given
-    if arm == "lookup":
+    if arm.endswith("lookup"):
         return [
             *("--spec-type", "ngram-mod", "--spec-ngram-mod-n-match", "4"),
             *("--spec-ngram-mod-n-min", "1", "--spec-ngram-mod-n-max", k),
@@ -127,6 +127,11 @@ def _speculation(arm: str, task: dict[str, Any]) -> list[str]:
     if arm == "ngram-cache":
         return ["--spec-type", "ngram-cache", "--spec-draft-n-max", k]
     return []
+
+
+def _precision(arm: str, task: dict[str, Any]) -> str:
+    """Of the files of target and draft model."""
+    return "q8_0" if arm.startswith("q8_0") else task["kind"]
 
 
 def converted(folder: str, precision: str) -> str:

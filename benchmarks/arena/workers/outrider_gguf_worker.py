@@ -18,7 +18,7 @@ class OutriderGguf(Outrider):
 
     def __init__(self, task: dict[str, Any]) -> None:
         (arm,) = task["arms"]
-        self._precision = "q8_0" if arm == "q8_0" else task["kind"]
+        self._precision = "q8_0" if arm.startswith("q8_0") else task["kind"]
         try:
             super().__init__(task)
         except OutriderError as error:
@@ -28,7 +28,7 @@ class OutriderGguf(Outrider):
         return Placement(share_prefixes=False)
 
     def _drafter(self, arm: str) -> Drafter:
-        return NoDrafter() if arm == "q8_0" else super()._drafter(arm)
+        return NoDrafter() if arm == "q8_0" else super()._drafter(arm.removeprefix("q8_0+"))
 
     def _load(self, folder: str) -> Any:
         """What the arena has converted."""
