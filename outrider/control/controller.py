@@ -150,8 +150,6 @@ class Controller(SeveralDrafters):
         self._round = current = Round.of(view, self._chooser.choose(view))
         draft = self._drafted(current, draws)
         current.offered = draft.tree.counts_B.tolist()
-        drafted, sample = current.plan.depth > 0, current.choice.stake is not None
-        rest.saw(self._known.now, len(texts), drafted=drafted, sample=sample)
         return draft
 
     def commit(self, text: Sequence, accepted: int) -> None:
@@ -165,6 +163,11 @@ class Controller(SeveralDrafters):
         done, self._round = self._round, None
         if done is not None:
             self._known.over(done, times)
+            drafted, sample = done.plan.depth > 0, done.choice.stake is not None
+            share = times.draft_s / max(times.score_s + times.verify_s + times.commit_s, 1e-9)
+            num = len(done.view.texts)
+            rest = self._rests[num.bit_length()]
+            rest.saw(self._known.now, num, share, drafted=drafted, sample=sample)
         elif self._resting:
             self._known.rested(len(texts), times)
         super().timed(texts, times)

@@ -21,8 +21,10 @@ QUIET = 64
 """Rounds of one text, one after another, in which nothing was drafted: then some are left out."""
 QUIET_TEXTS = 16
 """Of so many texts or more a sixteenth of that: one that could gain is less of the whole."""
-LONGEST_REST = 4
-"""Rounds left out one after another at most: more save little, and who may pay waits for them."""
+LONGEST_REST = 16
+"""Rounds left out one after another at most."""
+WORTH = 0.01
+"""The share of the time that asking may take without being worth a rest."""
 
 
 class Pace:
@@ -82,8 +84,9 @@ class Guard:
 class Rest:
     """Rounds in which nobody is asked: where nobody pays for long, asking is all that costs.
 
-    After `QUIET` rounds without a draft one is left out, then two, and so on up to `LONGEST_REST`;
-    between them is one round as ever. Samples are no drafts, but none is followed by a rest.
+    After `QUIET` rounds without a draft one is left out, then two, and so on, but no more than it
+    takes for asking to cost `WORTH` of the time; between them is one round as ever. Samples are no
+    drafts, but none is followed by a rest.
     """
 
     def __init__(self) -> None:
@@ -94,8 +97,8 @@ class Rest:
         """Whether this round is left out."""
         return now < self._until
 
-    def saw(self, now: int, texts: int, *, drafted: bool, sample: bool) -> None:
-        """Round `now`, of so many texts, was not left out."""
+    def saw(self, now: int, texts: int, share: float, *, drafted: bool, sample: bool) -> None:
+        """Round `now`, of so many texts, was not left out; asking took this share of the rest."""
         if sample:
             return
         if drafted:
@@ -103,5 +106,6 @@ class Rest:
             return
         self._quiet += min(texts, QUIET_TEXTS)
         if self._quiet >= QUIET:
-            self._until = now + 1 + self._length
+            longest = min(LONGEST_REST, int(share / WORTH))
+            self._until = now + 1 + min(self._length, longest)
             self._length = min(LONGEST_REST, 2 * self._length)

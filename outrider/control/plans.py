@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence as Sequenced
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import itemgetter, mul
 
 from outrider.tree import TreeBudget
@@ -62,19 +62,22 @@ class Times:
         plain_s: of a round that drafts nothing.
         curve: seconds by rows, up to the most rows asked for, or a few times the most ever timed.
         most: rows of all texts that are weighed at most: what is not measured is come to in steps.
-        knots: rows at which the curve turns; it is straight between them.
     """
 
     texts: int
     plain_s: float
     curve: Sequenced[float]
     most: int = 1 << 30
-    knots: list[int] = field(init=False)
+    _knots: list[int] | None = None
 
-    def __post_init__(self) -> None:
-        curve, least = self.curve, 1e-9 * self.curve[-1]
-        along = enumerate(zip(curve, curve[1:], curve[2:], strict=False), start=1)
-        self.knots = [row for row, (a, b, c) in along if abs(a - 2 * b + c) > least]
+    @property
+    def knots(self) -> list[int]:
+        """Rows at which the curve turns; it is straight between them."""
+        if self._knots is None:
+            curve, least = self.curve, 1e-9 * self.curve[-1]
+            along = enumerate(zip(curve, curve[1:], curve[2:], strict=False), start=1)
+            self._knots = [row for row, (a, b, c) in along if abs(a - 2 * b + c) > least]
+        return self._knots
 
     def target_s(self, drafted: float) -> float:
         """Of the target, with so many drafted rows beside the texts' own.
@@ -184,7 +187,7 @@ def certain(times: Times, chances: Sequenced[Sequenced[float]]) -> Plan | None:
     if len(alike) > 1:
         steps.sort(key=itemgetter(0), reverse=True)
     room, left = max(1, times.most - times.texts), sum(len(members) for _, members in steps)
-    curve, knots, last = times.curve, times.knots, len(times.curve) - 2
+    curve, last = times.curve, len(times.curve) - 2
     beside_s = times.plain_s - curve[times.texts]
     tokens, rows, seconds = float(times.texts), 0, times.plain_s
     best, best_rows, best_rate, best_s = 0, 0, 0.0, 0.0
@@ -195,6 +198,7 @@ def certain(times: Times, chances: Sequenced[Sequenced[float]]) -> Plan | None:
         first = times.texts + rows
         ends = [first + num]
         if num > 1:
+            knots = times.knots
             low = bisect_right(knots, first)
             ends[:0] = knots[low : bisect_left(knots, first + num, low)]
         before = tokens - first * chance

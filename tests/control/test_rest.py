@@ -19,14 +19,14 @@ from tests.control.clocked import World
 EIGHT = [(1, 2, text) for text in range(8)]
 
 
-def left_out(rest: Rest, rounds: int, texts: int = 1) -> list[int]:
+def left_out(rest: Rest, rounds: int, texts: int = 1, share: float = 1.0) -> list[int]:
     """Rounds without a draft that are left out, in lengths of each time."""
     lengths = [0]
     for now in range(1, rounds + 1):
         if rest.holds(now):
             lengths[-1] += 1
         else:
-            rest.saw(now, texts, drafted=False, sample=False)
+            rest.saw(now, texts, share, drafted=False, sample=False)
             lengths += [0] if lengths[-1] else []
     return lengths
 
@@ -36,28 +36,32 @@ def test_rests_grow_and_more_texts_come_to_them_sooner(texts: int) -> None:
     first = -(-QUIET // min(texts, QUIET_TEXTS))
     assert left_out(Rest(), first, texts) == [0]
     assert left_out(Rest(), first + 1, texts) == [1]
-    assert left_out(Rest(), first + 200, texts)[:5] == [1, 2, 4, LONGEST_REST, LONGEST_REST]
+    assert left_out(Rest(), first + 200, texts)[:7] == [1, 2, 4, 8, 16, LONGEST_REST, LONGEST_REST]
+    # No more than it takes for asking to cost a hundredth of the time.
+    assert left_out(Rest(), first + 200, texts, 0.051)[:5] == [1, 2, 4, 5, 5]
+    assert left_out(Rest(), first + 200, texts, 0.009) == [0]
 
 
 def test_a_draft_ends_rests_and_none_follows_a_sample() -> None:
     rest = Rest()
     left_out(rest, QUIET + 100)
     now = next(n for n in range(QUIET + 100, QUIET + 200) if not rest.holds(n))
-    rest.saw(now, 1, drafted=False, sample=True)
+    rest.saw(now, 1, 1.0, drafted=False, sample=True)
     assert not rest.holds(now + 1)
-    rest.saw(now + 1, 1, drafted=True, sample=False)
+    rest.saw(now + 1, 1, 1.0, drafted=True, sample=False)
     assert not rest.holds(now + 2)
-    rest.saw(now + 2, 1, drafted=False, sample=False)
+    rest.saw(now + 2, 1, 1.0, drafted=False, sample=False)
     assert not rest.holds(now + 3), "it is quiet anew only after as many rounds as before"
 
 
 def looked_at(world: World) -> list[int]:
-    """The numbers of rounds in which the controller asks anybody."""
+    """The numbers of rounds in which the controller asks anybody, which takes a tenth of one."""
     seen: list[int] = []
     choose = world.controller._chooser.choose
 
     def watched(view):
         seen.append(world.controller._known.now)
+        world.clock.now += 0.1
         return choose(view)
 
     world.controller._chooser.choose = watched  # type: ignore[method-assign]
@@ -73,7 +77,7 @@ def test_where_nobody_pays_for_long_nobody_is_asked(monkeypatch, prompts) -> Non
     before, began = len(seen), world.controller._known.now
     world.run(300, prompts)
     rounds = world.controller._known.now - began
-    assert len(seen) - before < 0.35 * rounds
+    assert len(seen) - before < 0.45 * rounds
     # Of a new text the first rounds are looked at, whatever came of others.
     assert set(range(began + 1, began + 8)) <= set(seen)
     told = world.controller.report()["none"]
