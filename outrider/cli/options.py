@@ -59,7 +59,9 @@ Fallback = Annotated[
 Depth = Annotated[
     int | None,
     typer.Option(
-        "--depth", "-k", help="Tokens guessed per round at most; 4 by default, of suffix 24."
+        "--depth",
+        "-k",
+        help="Tokens guessed per round at most; 4 by default, of suffix 24, of auto 16.",
     ),
 ]
 Rule = Annotated[

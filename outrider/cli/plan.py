@@ -93,9 +93,11 @@ def plan(
       outrider plan --target ./llama --drafters draft:./llama-small,ngram --prompts prompts.txt
       outrider plan --temperature 1 --rules token,block --json
     """
+    from outrider.bench.charts import sheet
     from outrider.control.plan import Search
     from outrider.control.plan import plan as run
     from outrider.control.record import Asked
+    from outrider.decoding.rules import rule_named
 
     specs = options.words("drafters", drafters) or _drafters(model)
     search = Search(
@@ -112,6 +114,14 @@ def plan(
         )
     if num_prompts < 1:
         raise InvalidConfig(f"num-prompts={num_prompts}: at least 1 is due")
+    for rule in search.rules:
+        if rule is not None:
+            rule_named(rule)
+    if save is not None and not save.absolute().parent.is_dir():
+        raise InvalidConfig(f"save={str(save)!r}: its folder does not exist; make it first")
+    if charts is not None:
+        # What draws may be missing, and is told before any work.
+        sheet(1)
     loading = options.Loading(
         model, "+".join(specs), depth, dtype=dtype, device=device, share_prefixes=False,
         compile=compile,

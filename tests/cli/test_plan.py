@@ -80,6 +80,8 @@ def test_the_table_and_the_advice(planned: Command, monkeypatch: pytest.MonkeyPa
         (("--num-prompts", "0"), "num-prompts=0"),
         (("--depth", "0"), "depth=0"),
         (("--prompts", "/none"), "cannot be read"),
+        (("--rules", "blok"), "did you mean 'block'"),
+        (("--save", "/none/plan.toml"), "its folder does not exist"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(
