@@ -16,8 +16,8 @@ from outrider.errors import MissingExtra
 COLOURS = ("#1f6f8b", "#e0a030", "#7a5195", "#5b8c5a", "#c8553d", "#63b0c9", "#8a8a8a", "#b07aa1")
 
 
-def sheet(panels: int, *, columns: int = 2) -> tuple[Any, list[Any]]:
-    """A figure of so many panels.
+def figures() -> Any:
+    """What figures are made with; who draws after long work asks for it before.
 
     Raises:
         MissingExtra: matplotlib is not installed.
@@ -26,9 +26,18 @@ def sheet(panels: int, *, columns: int = 2) -> tuple[Any, list[Any]]:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtra("charts need matplotlib; pip install 'outrider[bench]'") from error
+    return Figure
+
+
+def sheet(panels: int, *, columns: int = 2) -> tuple[Any, list[Any]]:
+    """A figure of so many panels.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+    """
     columns = min(columns, panels)
     lines = -(-panels // columns)
-    figure: Any = Figure(figsize=(7.0 * columns, 5.0 * lines), layout="constrained")
+    figure = figures()(figsize=(7.0 * columns, 5.0 * lines), layout="constrained")
     axes = list(figure.subplots(lines, columns, squeeze=False).flatten())
     for axis in axes[panels:]:
         axis.set_axis_off()

@@ -93,7 +93,7 @@ def plan(
       outrider plan --target ./llama --drafters draft:./llama-small,ngram --prompts prompts.txt
       outrider plan --temperature 1 --rules token,block --json
     """
-    from outrider.bench.charts import sheet
+    from outrider.bench.charts import figures
     from outrider.control.plan import Search
     from outrider.control.plan import plan as run
     from outrider.control.record import Asked
@@ -120,8 +120,7 @@ def plan(
     if save is not None and not save.absolute().parent.is_dir():
         raise InvalidConfig(f"save={str(save)!r}: its folder does not exist; make it first")
     if charts is not None:
-        # What draws may be missing, and is told before any work.
-        sheet(1)
+        figures()
     loading = options.Loading(
         model, "+".join(specs), depth, dtype=dtype, device=device, share_prefixes=False,
         compile=compile,

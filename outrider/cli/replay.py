@@ -58,6 +58,7 @@ def replay(
       outrider replay rounds.jsonl --policy threshold:0.4 --json
       outrider replay rounds.jsonl --policy auto --policy draft:4 --policy ngram:8 --png regret.png
     """
+    from outrider.bench.charts import draw_regret, figures
     from outrider.control.policies import FORMS, policy_of
     from outrider.control.replay import replay as run
 
@@ -65,14 +66,14 @@ def replay(
         raise InvalidConfig(f"batch={batch}: at least 1 is due")
     if png is not None and batch > 1:
         raise InvalidConfig("png: regret is drawn of texts one by one; leave --batch out")
+    if png is not None:
+        figures()
     texts, costs = _read(traces)
     specs = policy or _default(texts, batch)
     names = {text.settings.drafter for text in texts}
     found = [run(texts, policy_of(spec, names), costs, batch=batch) for spec in specs]
     best = min(found, key=lambda one: one.seconds)
     if png is not None:
-        from outrider.bench.charts import draw_regret
-
         oracle = run(texts, policy_of("oracle"), costs)
         draw_regret(found, oracle, png)
     seen = _Seen(texts, batch, best)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence as Sequenced
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter, mul
 
 from outrider.tree import TreeBudget
@@ -68,7 +68,7 @@ class Times:
     plain_s: float
     curve: Sequenced[float]
     most: int = 1 << 30
-    _knots: list[int] | None = None
+    _knots: list[int] | None = field(default=None, init=False, repr=False)
 
     @property
     def knots(self) -> list[int]:

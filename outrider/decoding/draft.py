@@ -86,12 +86,19 @@ class Draft:
 
     def to(self, device: torch.device) -> Draft:
         """The same draft on a device."""
-        moved = {
-            name: None if table is None else table.to(device)
-            for name in ("law_rows_BN", "kinds_BN", "part_BN", "worth_BN", "law")
-            for table in (getattr(self, name),)
-        }
-        return replace(self, tree=self.tree.to(device), **moved)
+        rows, kinds, part, worth = (
+            None if table is None else table.to(device)
+            for table in (self.law_rows_BN, self.kinds_BN, self.part_BN, self.worth_BN)
+        )
+        return replace(
+            self,
+            tree=self.tree.to(device),
+            law=None if self.law is None else self.law.to(device),
+            law_rows_BN=rows,
+            kinds_BN=kinds,
+            part_BN=part,
+            worth_BN=worth,
+        )
 
     def law_rows(self) -> Int64[Tensor, "B N"]:
         """Rows of `law`, written out."""

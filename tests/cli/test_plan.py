@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -56,6 +57,17 @@ def test_the_json_the_profile_and_the_charts(planned: Command, tmp_path: Path) -
     if draws:
         names = {path.name for path in charts.iterdir()}
         assert names == {"speedup.png", "acceptance.png", "stages.png", "predicted.png"}
+
+
+def test_missing_matplotlib_is_told_before_any_work(
+    planned: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setattr(plan_module, "plan", None)
+    charts = tmp_path / "charts"
+    ran = planned("--charts", str(charts))
+    assert ran.code == 2 and ran.out == "" and "outrider[bench]" in ran.err
+    assert not charts.exists()
 
 
 def test_the_table_and_the_advice(planned: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,6 +112,24 @@ def test_a_fallback_is_asked_in_every_round(monkeypatch) -> None:
         assert least <= len(seen) / world.controller._known.now <= most
 
 
+def test_nobody_reads_ahead_for_who_is_not_asked(monkeypatch) -> None:
+    """A text that waited to be read when its rounds came to rest waits no longer."""
+    world = World(monkeypatch, wrong=lambda place: 1.0, target_s=lambda rows: 0.5 + 0.5 * rows)
+    looked_at(world)
+    controller, left = world.controller, list[bool]()
+    timed = controller.timed
+
+    def watched(texts, times) -> None:
+        if controller._resting:
+            left.append(texts[0].key in controller._reading)
+        timed(texts, times)
+        controller._reading[texts[0].key] = 0
+
+    controller.timed = watched  # type: ignore[method-assign]
+    world.run(300)
+    assert len(left) > 50 and not any(left)
+
+
 def test_who_pays_is_asked_in_every_round(monkeypatch) -> None:
     world = World(monkeypatch)
     seen = looked_at(world)
