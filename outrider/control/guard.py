@@ -98,7 +98,7 @@ class Rest:
         return now < self._until
 
     def saw(self, now: int, texts: int, share: float, *, drafted: bool, sample: bool) -> None:
-        """Round `now`, of so many texts, was not left out; asking took `share` of what it took beside."""
+        """Round `now`, of so many texts, was not left out; asking took this share beside it."""
         if sample:
             return
         if drafted:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from outrider.control import replay as replay_module
 from tests.cli.conftest import PROMPT, Ran
 
 Command = Callable[..., Ran]
@@ -109,6 +111,15 @@ def test_regret_is_drawn(outrider: Command, traced: Path, tmp_path: Path) -> Non
     picture = tmp_path / "regret.png"
     ran = outrider("replay", str(traced), "--png", str(picture))
     assert ran.code == 0 and picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_missing_matplotlib_is_told_before_any_work(
+    outrider: Command, traced: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setattr(replay_module, "replay", None)
+    ran = outrider("replay", str(traced), "--png", str(tmp_path / "regret.png"))
+    assert ran.code == 2 and ran.out == "" and "outrider[bench]" in ran.err
 
 
 @pytest.mark.parametrize(

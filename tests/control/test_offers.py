@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from outrider import SamplingParams
-from outrider.control import Controller
+from outrider.control import Controller, ControlSettings
 from outrider.control.book import Book
+from outrider.control.chooser import Chooser
 from outrider.control.knowledge import SCORED, Knowledge
-from outrider.control.rounds import Offer, State
+from outrider.control.plans import Times
+from outrider.control.rounds import Offer, State, View
 from outrider.drafters import NgramDrafter
 from outrider.sequence import Sequence
 from outrider.types import Request, StageTimes
@@ -123,24 +125,42 @@ def test_ledgers_of_look_ups_are_apart_from_those_of_who_draws(monkeypatch) -> N
     assert all(keys <= {(None, False)} for keys in changed)
 
 
-def test_a_sample_is_of_a_text_that_is_offered_nothing(monkeypatch) -> None:
-    """Four of eight texts are looked up; a sample of who draws takes none of that."""
-    costs = {"target_s": lambda rows: 1 + 0.01 * rows, "draft_s": lambda rows: 0.05}
-    world = World(
-        monkeypatch, more=[Knower("known", texts={0, 1, 2, 3})], wrong=lambda place: 1.0, **costs
-    )
-    timed, sampled = world.controller.timed, set[int]()
+def test_a_sample_is_of_the_text_that_loses_least_by_it(monkeypatch) -> None:
+    """One of two texts is looked up, the other not; either may have more for the draft to read."""
+    world = World(monkeypatch)
+    drafters = [world.model, NgramDrafter()]
+    request = Request((1, 2), SamplingParams(max_tokens=99, temperature=0.0))
 
-    def watched(texts, times: StageTimes) -> None:
-        done = world.controller._round
-        if done is not None and done.plan.only is not None and len(texts) == 8:
-            sampled.add(texts[done.plan.only].tokens[2])
-        timed(texts, times)
+    def sampled(offered: int, unread: tuple[int, int]) -> int | None:
+        known = Knowledge(drafters, None)
+        known.budgets[0] = 9.0
+        monkeypatch.setattr(known, "plain_due", lambda num_texts, context: False)
+        tokens = list(range(500))
+        texts = [
+            Sequence(b, request, 0, "greedy", 16, 99, frozenset(), list(tokens)) for b in range(2)
+        ]
+        offers: list[Offer | None] = [None, None]
+        offers[offered] = Offer(1, [5] * 4, None, 500, [0.9, 0.8, 0.7, 0.6], 0)
+        view = View(
+            texts=texts,
+            states=[State(rounds=20, read={0: 500 - left}) for left in unread],
+            caps=[16, 16],
+            rule="greedy",
+            context=0,
+            trees=None,
+            max_certain=0,
+            prompt_rows=0,
+            # A draft's level is thought to take a tenth of a round, and rows next to nothing.
+            times=Times(2, 1.0, [1.0 + 0.001 * row for row in range(99)]),
+            offers=offers,
+        )
+        choice = Chooser(drafters, known, ControlSettings()).choose(view)
+        assert choice.stake is not None and choice.plan.arm == 0
+        return choice.plan.only
 
-    world.controller.timed = watched  # type: ignore[method-assign]
-    for _ in range(4):
-        world.run(200, EIGHT)
-    assert sampled and sampled <= {4, 5, 6, 7}
+    assert sampled(0, (1, 9)) == 1 and sampled(1, (9, 1)) == 0
+    # To read much is worse than to lose an offer.
+    assert sampled(0, (1, 45)) == 1 and sampled(0, (1, 400)) == 0
 
 
 def test_of_an_offer_that_was_not_taken_the_first_tokens_are_scored() -> None:
