@@ -8,6 +8,7 @@ LUCK_STEP = 0.35
 """Share of a text's luck that its last round makes."""
 OVERALL_STEP = 0.05
 DRIFT = 0.06
+"""Share of a text's luck that a round without a draft takes back to that of all."""
 COUNTED = 4
 """Tokens of a draft that its luck is the kept share of."""
 CLASSES = (0.15, 0.4, 0.65, 0.88)
@@ -107,14 +108,14 @@ class Book:
         """The drafter was asked and had nothing to say: that is bad luck of this text alone."""
         self._luck[text] = (1.0 - LUCK_STEP) * self._luck_of(text)
 
-    def drifted(self, text: int) -> int:
-        """A text's class after a round without a draft: bad luck is forgotten, little by little.
+    def drifted(self, text: int, rounds: int = 1) -> int:
+        """A text's class after rounds without a draft: bad luck is forgotten, little by little.
 
         A text whose drafts were no good would otherwise never be drafted for again.
         """
         luck = self._luck.get(text)
         if luck is not None:
-            self._luck[text] = luck + DRIFT * (self._overall - luck)
+            self._luck[text] = self._overall + (1.0 - DRIFT) ** rounds * (luck - self._overall)
         return self.cell(text)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Sequenced
+from dataclasses import dataclass
 
 from outrider.control import plans
 from outrider.control.knowledge import Knowledge
@@ -12,6 +13,7 @@ from outrider.control.settings import ControlSettings
 from outrider.control.sizes import rows_of, sizes_of
 from outrider.decoding import rule_named
 from outrider.drafters.base import Drafter
+from outrider.sequence import Sequence
 from outrider.tree import TreeBudget
 
 HYSTERESIS = 1.03
@@ -24,6 +26,8 @@ SAMPLE_EVERY = 12
 LOOK_AGAIN = 4
 """Rounds after which it is looked anew whether a sample can be afforded."""
 SAMPLE_DEPTH = 2
+WEIGH_AGAIN = 4
+"""Rounds after which a drafter that stands idle is weighed anew where nothing has changed."""
 
 NOTHING = Plan(None, 0, 0.0, 0.0)
 _CHAINS = (None,)
@@ -34,6 +38,28 @@ HELD = "nobody promises clearly more"
 PLAIN = "nobody promises more than plain decoding"
 SAMPLED = "a sample, to know whether it would pay"
 FALLBACK = "nobody else pays, and it is the fallback"
+
+
+@dataclass(slots=True)
+class _Weighed:
+    """An idle drafter's best plan, and what it was found for: these texts, times and chances."""
+
+    plan: Plan | None
+    at: int
+    heard: int
+    times: Times
+    texts: Sequenced[Sequence]
+    caps: Sequenced[int]
+
+    def holds(self, now: int, heard: int, view: View) -> bool:
+        """Whether it may be taken for found anew."""
+        return (
+            now - self.at < WEIGH_AGAIN
+            and self.heard == heard
+            and self.times is view.times
+            and self.caps == view.caps
+            and self.texts == view.texts
+        )
 
 
 class Chooser:
@@ -57,6 +83,7 @@ class Chooser:
             (arm for arm, one in enumerate(drafters) if one.name == settings.fallback), None
         )
         self._at_work: int | None = None
+        self._idle: dict[int, _Weighed] = {}
 
     def choose(self, view: View) -> Choice:
         """The plan, and why."""
@@ -67,7 +94,7 @@ class Chooser:
         if times is None:
             return Choice(NOTHING, UNTIMED)
         found = self._alternatives(view, times)
-        best, why, num = plans.plain(times), PLAIN, len(view.texts)
+        best, why, num = times.plain, PLAIN, len(view.texts)
         due = best.rate_tok_s * (1 + UNEVEN * (1 - view.part))
         for one in found:
             counted = one.counted_tok_s(num)
@@ -101,15 +128,31 @@ class Chooser:
             found.append(plans.certain(times, chances))
         for arm in self._weighed(view):
             if self.serves(arm, view.rule):
-                found.append(self._best_of(arm, view, times))
+                found.append(self._plan_of(arm, view, times))
         return [one for one in found if one is not None]
 
-    def _best_of(self, arm: int, view: View, times: Times) -> Plan | None:
-        """A drafter's best plan: its chains, or its trees of some size; of equals the smaller."""
+    def _plan_of(self, arm: int, view: View, times: Times) -> Plan | None:
+        """A drafter's best plan; of one that stands idle it is not found anew in each round."""
+        if arm == self._at_work:
+            return self._best_of(arm, view, times, 0)
+        now, heard, known = self._known.now, self._known.heard[arm], self._idle.get(arm)
+        if known is not None and known.holds(now, heard, view):
+            return known.plan
+        idle = 1 if known is None else min(now - known.at, WEIGH_AGAIN)
+        plan = self._best_of(arm, view, times, idle)
+        if not view.prompt_rows:
+            self._idle[arm] = _Weighed(plan, now, heard, times, view.texts, view.caps)
+        return plan
+
+    def _best_of(self, arm: int, view: View, times: Times, idle: int) -> Plan | None:
+        """A drafter's best plan: its chains, or its trees of some size; of equals the smaller.
+
+        It was idle for so many rounds.
+        """
         best: Plan | None = None
         for trees in self._sizes(arm, view):
             if self._allowed(arm, view, trees=trees is not None):
-                found = plans.drawn(times, self._drawing(arm, view, times, trees))
+                found = plans.drawn(times, self._drawing(arm, view, times, trees, idle))
                 if found is not None and (best is None or found.rate_tok_s > best.rate_tok_s):
                     best = found
         return best
@@ -137,26 +180,30 @@ class Chooser:
         return self._known.allows(arm, view, trees=trees)
 
     def _drawing(
-        self, arm: int, view: View, times: Times, trees: TreeBudget | None = None
+        self, arm: int, view: View, times: Times, trees: TreeBudget | None, idle: int
     ) -> Drawing:
-        """A drafter as it stands for the texts that it could draft for."""
-        known = self._known
+        """A drafter as it stands for the texts that it could draft for.
+
+        It was idle for so many rounds since it was weighed last.
+        """
+        known, drawing_trees = self._known, trees is not None
         book = known.book(arm, view.rule, trees)
-        idle = arm != self._at_work or (view.trees is not None and book.at < known.now - 1)
+        if not idle and view.trees is not None and book.at < known.now - 1:
+            # It is at work, and drafts others than these.
+            idle = 1
         level_s = known.level_s(arm, len(view.texts), times, trees)
-        token_s = known.token_s(arm, level_s, times)
         classes: dict[tuple[int, int], int] = {}
-        reading_s, usual = 0.0, self._settings.max_depth + 2
+        reading, usual = 0.0, self._settings.max_depth + 2
         # Once for each text: what is asked of the view elsewhere is written out.
         for text, state, cap in zip(view.texts, view.states, view.caps, strict=True):
             if not cap or not state.rounds:
                 continue
-            cell = book.drifted(text.key) if idle else book.cell(text.key)
-            if state.guards and not state.allows(known.now, arm, trees=trees is not None):
+            cell = book.drifted(text.key, idle) if idle else book.cell(text.key)
+            if state.guards and not state.allows(known.now, arm, trees=drawing_trees):
                 continue
             unread = len(text.tokens) - state.read.get(arm, 0)
             if unread > usual:
-                reading_s += unread * token_s / known.left(text)
+                reading += unread / known.left(text)
             classes[cell, cap] = classes.get((cell, cap), 0) + 1
         most = max(view.caps, default=0)
         return Drawing(
@@ -168,7 +215,7 @@ class Chooser:
             ],
             known.offered(arm) if trees is None else (),
             None if trees is None else self._rows(arm, view, trees, most),
-            reading_s,
+            reading * known.token_s(arm, level_s, times) if reading else 0.0,
             trees,
         )
 
@@ -219,7 +266,7 @@ class Chooser:
         for trees in self._extremes(arm, view):
             book = self._known.book(arm, view.rule, trees)
             if trees != best.trees and book.at <= self._known.now - SAMPLE_EVERY:
-                return plans.drawn(times, self._drawing(arm, view, times, trees))
+                return plans.drawn(times, self._drawing(arm, view, times, trees, 0))
         return None
 
     def _extremes(self, arm: int, view: View) -> list[TreeBudget | None]:

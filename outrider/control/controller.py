@@ -137,7 +137,8 @@ class Controller(SeveralDrafters):
     ) -> Draft:
         """What promises most tokens a second, or nothing."""
         self._known.now += 1
-        rest = self._rests.setdefault(len(texts).bit_length(), Rest())
+        kind = len(texts).bit_length()
+        rest = self._rests.get(kind) or self._rests.setdefault(kind, Rest())
         # A fallback is asked for where nobody pays.
         quiet = self.settings.fallback == "none" and rest.holds(self._known.now)
         self._resting = quiet and all(map(self._seasoned, texts))
@@ -156,7 +157,8 @@ class Controller(SeveralDrafters):
         """Notes what was kept, and tells all of them."""
         if self._round is not None:
             self._round.kept[text.key] = accepted
-        super().commit(text, accepted)
+        for drafter in self._committed:
+            drafter.commit(text, accepted)
 
     def timed(self, texts: Sequenced[Sequence], times: StageTimes) -> None:
         """Learns from the round."""

@@ -45,6 +45,7 @@ class Knowledge:
         guards: a ledger of each of these, drafting trees or not, with about so many texts under one
             rule.
         due: the first round in which it is looked whether to sample.
+        heard: of each drafter, drafts of which it was seen what was kept.
         tallies: by the names of who drafted.
     """
 
@@ -70,6 +71,7 @@ class Knowledge:
         self.guards: dict[tuple[int | None, bool, int, str], Guard] = {}
         self._paces: dict[tuple[int | None, bool, int, str], Pace] = {}
         self.due: dict[int | None, int] = dict.fromkeys(kinds, 0)
+        self.heard = [0] * len(self._names)
         self.tallies: dict[str, Tally] = {}
         self._together: dict[frozenset[int | None], Tally] = {}
 
@@ -170,6 +172,7 @@ class Knowledge:
                     break
                 same += 1
             if same < len(came) or len(came) == most:
+                self.heard[arm] += 1
                 self.book(arm, text.rule).saw(text.key, offer.cell, same, most, part=part)
                 del state.pending[arm]
 
@@ -212,7 +215,8 @@ class Knowledge:
         self._count(done, made, target_s + times.draft_s)
         if rows or plan.arm is not None:
             self._keep(done)
-        plain_s = self._live.plain_s(num, view.context)
+        # What the round was chosen by.
+        plain_s = None if view.times is None else view.times.plain_s
         clean = view.clean
         if clean:
             scored = num + rows + view.prompt_rows
@@ -279,6 +283,7 @@ class Knowledge:
             if arm is None:
                 continue
             kept = done.kept.get(text.key, 0)
+            self.heard[arm] += 1
             if done.taken[b]:
                 book = self.book(arm, view.rule)
                 book.saw(text.key, done.cells[b], kept, offered, part=view.part)

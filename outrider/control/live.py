@@ -31,7 +31,7 @@ CONTEXT = 512
 """Contexts up to this length are of one class; then each doubling makes a class."""
 USUAL = 4
 """Levels over which what a drafter takes in any round is spread."""
-EVERY = 8
+EVERY = 16
 """Rounds after which the curve is drawn anew where something in it has moved; of what was seldom
 timed it is at once."""
 MOVED = 0.02
@@ -46,7 +46,7 @@ class Recent:
     Attributes:
         count: values there ever were.
         at: the round of the last one.
-        drawn: the value that a curve was drawn through.
+        drawn: the value that was told last, a curve's that was drawn through it.
     """
 
     __slots__ = ("_last", "_value", "at", "count", "drawn")
@@ -83,6 +83,11 @@ class Recent:
     def few(self) -> bool:
         """Whether each one more changes what may be thought of them."""
         return len(self._last) <= BELIEVED
+
+    @property
+    def moved(self) -> bool:
+        """Whether it is another value than was told."""
+        return self.few or abs(self.value - self.drawn) > MOVED * self.drawn
 
     def worth(self, guess: float, now: int) -> float:
         """The value, within what may be thought of few or old ones where `guess` was expected."""
@@ -142,12 +147,15 @@ class LiveRounds:
         cell = _cell(self._cells, kind, place)
         cell.add(seconds, now)
         if plain:
-            _cell(self._plain, kind, _place(texts)).add(seconds, now)
             self._plain_seen[kind] = self.plain_seen(texts, context)[0] + 1, now
-            self.version += 1
+            own = _cell(self._plain, kind, _place(texts))
+            own.add(seconds, now)
+            if own.moved:
+                own.drawn = own.value
+                self.version += 1
         since = now - self._given_up.get(kind, 0)
         if kind in self._curves and not cell.few:
-            if abs(cell.value - cell.drawn) > MOVED * cell.drawn:
+            if cell.moved:
                 self._moved.add(kind)
             if since < (EVERY if kind in self._moved else AT_LAST):
                 return

@@ -18,7 +18,7 @@ LEAST = 0.05
 """A drafted token less likely to be kept than this is not weighed at all."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Plan:
     """What a round is to draft.
 
@@ -69,6 +69,14 @@ class Times:
     curve: Sequenced[float]
     most: int = 1 << 30
     _knots: list[int] | None = field(default=None, init=False, repr=False)
+    _plain: Plan | None = field(default=None, init=False, repr=False)
+
+    @property
+    def plain(self) -> Plan:
+        """Drafting nothing."""
+        if self._plain is None:
+            self._plain = Plan(None, 0, self.texts / self.plain_s, self.plain_s)
+        return self._plain
 
     @property
     def knots(self) -> list[int]:
@@ -123,11 +131,6 @@ class Drawing:
     rows: Sequenced[int] | None = None
     extra_s: float = 0.0
     trees: TreeBudget | None = None
-
-
-def plain(times: Times) -> Plan:
-    """Drafting nothing."""
-    return Plan(None, 0, times.texts / times.plain_s, times.plain_s)
 
 
 def drawn(times: Times, drawing: Drawing) -> Plan | None:

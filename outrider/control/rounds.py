@@ -112,7 +112,7 @@ class View:
         return len(self.texts[b].tokens) - self.states[b].read.get(arm, 0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stake:
     """What a sample may lose: seconds that are expected, and what the best plan promised."""
 
@@ -120,7 +120,7 @@ class Stake:
     rate_tok_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Choice:
     """A plan, and why it was chosen; a sample has a stake, and is to know what would come of it."""
 

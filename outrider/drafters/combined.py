@@ -57,6 +57,7 @@ class SeveralDrafters(Drafter):
         self.taps = tuple(sorted({layer for drafter in drafters for layer in drafter.taps}))
         # A call for each text and round, which most look-ups have nothing to do in.
         self._committed = [one for one in drafters if type(one).commit is not Drafter.commit]
+        self._timed = [one for one in drafters if type(one).timed is not Drafter.timed]
 
     def attach(self, target: Target) -> Target:
         """Asks all of them, one after another."""
@@ -121,7 +122,7 @@ class SeveralDrafters(Drafter):
 
     def timed(self, texts: Sequenced[Sequence], times: StageTimes) -> None:
         """Tells all of them."""
-        for drafter in self.drafters:
+        for drafter in self._timed:
             drafter.timed(texts, times)
 
     def discard(self, text: Sequence) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 
 from outrider import SamplingParams
-from outrider.control import Controller, ControlSettings
+from outrider.control import Controller, ControlSettings, plans
 from outrider.control.book import Book
-from outrider.control.chooser import Chooser
+from outrider.control.chooser import WEIGH_AGAIN, Chooser
 from outrider.control.knowledge import SCORED, Knowledge
 from outrider.control.plans import Times
 from outrider.control.rounds import Offer, State, View
@@ -203,3 +206,39 @@ def test_a_look_up_of_ones_own_is_asked_what_it_proposes(monkeypatch) -> None:
     world = lookups(monkeypatch, Veto("veto"))
     world.run(60)
     assert set(world.controller.report()) == {"none"}
+
+
+def test_bad_luck_is_forgotten_by_the_round_however_seldom_it_is_looked_at() -> None:
+    often, seldom = Book(), Book()
+    for book in (often, seldom):
+        book.saw(2, book.cell(2), 0, 4, part=0.01)
+    for _ in range(4):
+        often.drifted(2)
+    seldom.drifted(2, 4)
+    assert seldom._luck[2] == pytest.approx(often._luck[2])
+
+
+def test_who_stands_idle_is_weighed_anew_every_few_rounds_or_when_something_has_changed(
+    monkeypatch,
+) -> None:
+    """A drafter of no use, of which samples are seen now and then."""
+    world = World(monkeypatch, wrong=lambda place: 1.0)
+    chooser, known, drawn = world.controller._chooser, world.controller._known, plans.drawn
+    rounds: list[int] = []
+    monkeypatch.setattr(plans, "drawn", lambda *given: rounds.append(known.now) or drawn(*given))
+    monkeypatch.setattr("outrider.control.guard.QUIET", 10**9)
+    world.run(400)
+    began, before = known.now, len(rounds)
+    heard = sum(one["rounds"] for name, one in world.controller.report().items() if name == "draft")
+    world.run(400)
+    share = (len(rounds) - before) / (known.now - began)
+    assert 1 / WEIGH_AGAIN <= share < 2 / WEIGH_AGAIN
+    # What a sample said is weighed at once.
+    arm, view = 0, chooser._idle[0]
+    fresh = SimpleNamespace(times=view.times, caps=list(view.caps), texts=view.texts)
+    assert heard and view.holds(view.at + 1, known.heard[arm], fresh)
+    assert not view.holds(view.at + 1, known.heard[arm] + 1, fresh)
+    assert not view.holds(view.at + WEIGH_AGAIN, known.heard[arm], fresh)
+    for other in ({"times": replace(view.times)}, {"caps": [0]}, {"texts": ()}):
+        changed = SimpleNamespace(**{**vars(fresh), **other})
+        assert not view.holds(view.at + 1, known.heard[arm], changed)

@@ -126,6 +126,17 @@ def test_a_plain_round_is_known_at_once() -> None:
     assert told.plain_s == 1.0
 
 
+def test_plain_rounds_that_take_as_long_as_ever_change_nothing_that_was_told() -> None:
+    """Noise of a percent; what is worked out once is kept until a value has moved."""
+    known = Knowledge([NgramDrafter()], None)
+    told: list[Times | None] = []
+    for now in range(1, 200):
+        known.now = now
+        known._live.saw(1, 1, 0, (1.0, 1.01, 1.02)[now % 3], now, plain=True)
+        told.append(known.times(1, 0, 4))
+    assert len({id(one) for one in told[10:]}) <= 190 // AT_LAST + 2
+
+
 def seen(live: LiveRounds, rows: Sequence[int], seconds: float, now: int) -> int:
     """Rounds of some row counts after another, one text each; the last one's number."""
     for num in rows:
