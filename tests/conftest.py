@@ -8,5 +8,7 @@ from tests import shapes
 # What the user has compiled must not decide what is tested.
 _caches = tempfile.TemporaryDirectory(prefix="outrider-tests-")
 os.environ["OUTRIDER_CACHE_DIR"] = _caches.name
+# Read when torch is loaded: beside other tests threads that spin lose most of their time.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 shapes.install("outrider")

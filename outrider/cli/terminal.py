@@ -7,20 +7,17 @@ import io
 import logging
 import os
 import sys
-import time
 import unicodedata
-from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
+from outrider import cores
 from outrider.types import Source
 
 INTERRUPTED = 130
 SPINS = "3000"
 """How often a thread of torch's looks before it sleeps; behind a busy neighbour each is lost."""
-LOOKS, BETWEEN_S = 3, 0.002
-"""How often the machine is looked at, and how far apart: what runs for a moment is in one look."""
 STYLES: dict[Source, str] = {"draft": "green", "correction": "bold magenta", "bonus": "bold cyan"}
 MEANINGS: dict[Source, str] = {
     "draft": "guessed by the drafter, accepted by the target",
@@ -36,10 +33,10 @@ def prepare() -> None:
     """Sets up the process: threads that yield, silent libraries, streams that always encode."""
     # Threads that spin while they wait lose most of their time when anything else wants a core, and
     # ones that sleep at once wake up late where nothing does. Read once, when torch is loaded.
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ["OMP_WAIT_POLICY"] = "passive"
-        if not others_at_work():
-            os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
+    if cores.POLICY not in os.environ:
+        os.environ[cores.POLICY] = "passive"
+        if cores.others_at_work() is False:
+            os.environ.setdefault(cores.SPINS, SPINS)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     # The variable is read once, when the library is loaded; this holds where it is loaded already.
@@ -47,22 +44,6 @@ def prepare() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-
-
-def others_at_work() -> bool:
-    """Whether other processes want cores that torch's threads would wait on, where one can tell."""
-    try:
-        running = min(_num_running() for _ in range(LOOKS))
-    except (OSError, ValueError, IndexError):
-        return True
-    # This thread is one of those that run: where none is, the number means nothing.
-    return running < 1 or running - 1 + len(os.sched_getaffinity(0)) > (os.cpu_count() or 1)
-
-
-def _num_running() -> int:
-    """Threads that run or could run just now on the whole machine, this one included."""
-    time.sleep(BETWEEN_S)
-    return int(Path("/proc/loadavg").read_text("ascii").split()[3].split("/")[0])
 
 
 class _Stream(Console):

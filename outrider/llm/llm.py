@@ -27,6 +27,7 @@ from outrider.config import (
 from outrider.control import Controller, ControlSettings, Costs
 from outrider.control.measure import facts_of, measure_costs
 from outrider.control.stored import store
+from outrider.cores import spinning
 from outrider.decoding import rule_named
 from outrider.drafters import Drafter, NoDrafter, alternatives, names_alternatives
 from outrider.engine import Emitter, Engine, Requests
@@ -201,7 +202,8 @@ class LLM:
 
         Under a new version of torch or transformers it is looked into once, in less than a second,
         whether noise, laws and rules decide as proved. Where they do not nobody guesses, which is
-        warned of; `speculation_refused` has the reason.
+        warned of; `speculation_refused` has the reason. So is a machine whose cores others want
+        while torch's threads spin.
         """
         for name in options:
             if name not in OPTIONS:
@@ -250,6 +252,9 @@ class LLM:
         if asked.k is None and options.get("shape") is not None:
             k = TreeBudget.of_shape(options["shape"]).levels or k
         llm = cls(target(), tokenizer, drafter, k=k, rule=asked.rule, **options)
+        spins = spinning(torch.get_num_threads()) if place.device in (None, "cpu") else None
+        if spins is not None:
+            warnings.warn(spins, OutriderWarning, stacklevel=2)
         if refused is not None:
             llm._refused = refused
             warnings.warn(refused, OutriderWarning, stacklevel=2)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider import cores
 from outrider.cli import terminal
 from outrider.cli.sources import SourceSpans
 from outrider.cli.terminal import escaped
@@ -78,53 +78,19 @@ def test_text_that_was_held_back_comes_later_under_its_own_source() -> None:
     assert second == [("b", "correction"), ("c", "bonus")]
 
 
-@pytest.mark.parametrize(
-    ("looks", "busy"),
-    [
-        ((0, 1, 1), True),
-        ((1, 1, 1), False),
-        ((2, 2, 2), True),
-        ((3, 1, 2), False),
-        ((2, 4, 3), True),
-    ],
-)
-def test_others_are_at_work_where_they_run_in_every_look(
-    monkeypatch: pytest.MonkeyPatch, looks: tuple[int, ...], busy: bool
-) -> None:
-    seen = iter(looks)
-    monkeypatch.setattr(terminal, "_num_running", lambda: next(seen))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    assert terminal.others_at_work() == busy
-
-
-def test_cores_to_spare_are_no_reason_to_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terminal, "_num_running", lambda: 7)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    assert not terminal.others_at_work()
-
-
 def test_threads_wait_as_the_user_or_the_machine_wants(monkeypatch: pytest.MonkeyPatch) -> None:
-    def waits(busy: bool, **own: str) -> tuple[str | None, str | None]:
+    def waits(busy: bool | None, **own: str) -> tuple[str | None, str | None]:
         for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
             monkeypatch.setenv(name, "")  # So that what there was comes back in the end.
             monkeypatch.delenv(name)
         for name, value in own.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(terminal, "others_at_work", lambda: busy)
+        monkeypatch.setattr(cores, "others_at_work", lambda: busy)
         terminal.prepare()
         return os.environ.get("OMP_WAIT_POLICY"), os.environ.get("GOMP_SPINCOUNT")
 
     assert waits(True) == ("passive", None)
+    assert waits(None) == ("passive", None), "what cannot be told is taken for busy"
     assert waits(False) == ("passive", terminal.SPINS)
     assert waits(False, GOMP_SPINCOUNT="7") == ("passive", "7")
     assert waits(False, OMP_WAIT_POLICY="active") == ("active", None)
-
-
-def test_what_cannot_be_told_is_taken_for_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreadable(*_: object) -> str:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(Path, "read_text", unreadable)
-    assert terminal.others_at_work()

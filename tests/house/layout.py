@@ -15,7 +15,7 @@ PACKAGE = ROOT / "outrider"
 ORDER: tuple[frozenset[str], ...] = tuple(
     frozenset(names.split())
     for names in (
-        "errors",
+        "errors cores",
         "types config",
         "noise",
         "sequence",

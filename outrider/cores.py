@@ -1,0 +1,43 @@
+"""Who wants the processor's cores: threads that spin while they wait lose most of them to others.
+
+Knows no torch: what is set has to be set before that is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+POLICY, SPINS = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
+LOOKS, BETWEEN_S = 3, 0.002
+"""How often the machine is looked at, and how far apart: what runs for a moment is in one look."""
+
+
+def others_at_work() -> bool | None:
+    """Whether other threads want cores that torch's would wait on; None where one cannot tell."""
+    try:
+        running = min(_num_running() for _ in range(LOOKS))
+    except (OSError, ValueError, IndexError):
+        return None
+    # This thread is one of those that run: where none is, the number means nothing.
+    if running < 1:
+        return None
+    return running - 1 + len(os.sched_getaffinity(0)) > (os.cpu_count() or 1)
+
+
+def spinning(num_threads: int) -> str | None:
+    """What to do where so many threads will spin beside others at work; None where all is well."""
+    if num_threads < 2 or POLICY in os.environ or SPINS in os.environ or not others_at_work():
+        return None
+    return (
+        f"other processes want this machine's cores, and torch's {num_threads} threads spin while "
+        f"they wait for each other: steps can take many times as long; start Python with "
+        f"{POLICY}=passive, or set it in os.environ before torch is imported"
+    )
+
+
+def _num_running() -> int:
+    """Threads that run or could run just now on the whole machine, this one included."""
+    time.sleep(BETWEEN_S)
+    return int(Path("/proc/loadavg").read_text("ascii").split()[3].split("/")[0])
