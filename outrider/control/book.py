@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from outrider.control.acceptance import DISCOUNT, Acceptance, Counts, Prior
+from outrider.control.confidence import Confidence
 
 LUCK_STEP = 0.35
 """Share of a text's luck that its last round makes."""
 OVERALL_STEP = 0.05
 DRIFT = 0.06
 """Share of a text's luck that a round without a draft takes back to that of all."""
+ENOUGH = 12
+"""Tokens of which the kept share says something: fewer are chance."""
 COUNTED = 4
 """Tokens of a draft that its luck is the kept share of."""
 CLASSES = (0.15, 0.4, 0.65, 0.88)
@@ -31,11 +34,13 @@ class Book:
     Attributes:
         drafted, kept: tokens, those of long ago forgotten.
         at: the round in which it saw something last.
+        confidence: how what the drafter thinks of its drafts turned out.
     """
 
     def __init__(self, like: Book | None = None) -> None:
         self._like = like
         self.at = 0
+        self.confidence = Confidence()
         self._cells: dict[int, Counts] = {}
         self._luck: dict[int, float] = {}
         self._overall = START
@@ -120,8 +125,8 @@ class Book:
 
     @property
     def rate(self) -> float | None:
-        """The share of drafted tokens that was kept lately; None before any was drafted."""
-        return self.kept / self.drafted if self.drafted else None
+        """The share of drafted tokens that was kept lately; None while these are too few."""
+        return self.kept / self.drafted if self.drafted >= ENOUGH else None
 
     def close(self, text: int) -> None:
         """The text is over."""

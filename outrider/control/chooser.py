@@ -191,7 +191,7 @@ class Chooser:
         if not idle and view.trees is not None and book.at < known.now - 1:
             # It is at work, and drafts others than these.
             idle = 1
-        level_s = known.level_s(arm, len(view.texts), times, trees)
+        start_s, level_s = known.draft_s(arm, len(view.texts), times, trees)
         classes: dict[tuple[int, int], int] = {}
         reading, usual = 0.0, self._settings.max_depth + 2
         # Once for each text: what is asked of the view elsewhere is written out.
@@ -217,6 +217,7 @@ class Chooser:
             None if trees is None else self._rows(arm, view, trees, most),
             reading * known.token_s(arm, level_s, times) if reading else 0.0,
             trees,
+            start_s,
         )
 
     def _rows(self, arm: int, view: View, trees: TreeBudget, depth: int) -> Sequenced[int]:
@@ -287,7 +288,7 @@ class Chooser:
         """A short draft for one text; the others have what certain drafters offer them."""
         known = self._known
         trees = self._extremes(arm, view)[0]
-        level_s = known.level_s(arm, 1, times, trees)
+        start_s, level_s = known.draft_s(arm, 1, times, trees)
         token_s = known.token_s(arm, level_s, times)
         own = best if best.arm is None else taken
         lengths = list(own.lengths) if own is not None and own.lengths else [0] * len(view.texts)
@@ -307,7 +308,8 @@ class Chooser:
         tokens += sum(book.survival(view.texts[b].key, depth)[:depth])
         lengths[b] = depth if trees is None else self._rows(arm, view, trees, depth)[depth]
         reading_s = view.unread(arm, b) * token_s
-        expected_s = times.target_s(sum(lengths)) + depth * level_s + reading_s
+        drafting_s = start_s + depth * level_s
+        expected_s = times.target_s(sum(lengths)) + drafting_s + reading_s
         return Plan(arm, depth, tokens / expected_s, expected_s, tuple(lengths), b, trees)
 
 

@@ -27,6 +27,7 @@ from outrider.control.sizes import Grown
 from outrider.decoding import Draft
 from outrider.drafters.base import Drafter, RoundDraws
 from outrider.drafters.combined import Parts, SeveralDrafters
+from outrider.drafters.stop import Stop
 from outrider.errors import InvalidConfig
 from outrider.sequence import Sequence
 from outrider.tree import TreeBudget
@@ -37,8 +38,6 @@ READ_AHEAD = 512
 reads it in chunks where that is more than one."""
 SEASONED = 8
 """Rounds of a text that are looked at, whatever other texts came to."""
-SURE = 0.9
-"""The confidence that is asked of a drafted token at most."""
 
 
 class Controller(SeveralDrafters):
@@ -319,11 +318,12 @@ class Controller(SeveralDrafters):
         view, plan = current.view, current.plan
         depths, lengths = [0] * len(view.texts), [0] * len(view.texts)
         book = self._known.book(arm, view.rule, plan.trees)
+        deepest = self._deepest(current, arm)
         for b, text in enumerate(view.texts):
             if plan.only is not None and b != plan.only:
                 lengths[b] = plan.lengths[b]
                 continue
-            depth = min(view.caps[b], plan.depth)
+            depth = min(view.caps[b], deepest)
             trees = plan.trees is not None
             able = plan.only == b or view.states[b].allows(self._known.now, arm, trees=trees)
             if depth < 1 or not view.can_draw(b) or not able:
@@ -346,11 +346,24 @@ class Controller(SeveralDrafters):
             view.states[b].read[arm] = len(text.tokens)
         return depths, lengths
 
+    def _deepest(self, current: Round, arm: int) -> int:
+        """The plan's depth; of one text whose drafter tells when to stop as deep as may be."""
+        view, plan = current.view, current.plan
+        stops = self._stops(current) and self._known.book(arm, view.rule).confidence.settled
+        if not stops or len(view.texts) > 1 or view.times is None:
+            return plan.depth
+        return max(plan.depth, view.times.most - 1)
+
+    def _stops(self, current: Round) -> bool:
+        """Whether a drafter that tells how likely it thinks its chains is to stop by that."""
+        plan = current.plan
+        return current.view.rule == "greedy" and plan.only is None and plan.trees is None
+
     def _drawn(self, current: Round, arm: int, depths: list[int], draws: RoundDraws) -> Draft:
         """The chosen drafter's draft."""
         drafter = self.drafters[arm]
         trees = current.plan.trees
-        with drafter.at_least(self._confidence(current, arm)), _bounded(draws, trees):
+        with drafter.stopping(self._stop(current, arm)), _bounded(draws, trees):
             started = self._clock()
             draft = drafter.propose(current.view.texts, depths, draws)
             seconds = self._clock() - started
@@ -358,6 +371,8 @@ class Controller(SeveralDrafters):
         if trees is not None and draft.worth_BN is not None:
             starts = [len(text.tokens) for text in current.view.texts]
             current.grown = Grown(draft, starts)
+        elif draft.worth_BN is not None:
+            current.worths = draft.worth_BN.tolist()
         self._known.drafted(current, seconds)
         return self._named(draft, arm)
 
@@ -370,20 +385,20 @@ class Controller(SeveralDrafters):
             return replace(draft, part=first + draft.part)
         return replace(draft, part_BN=part_BN + first)
 
-    def _confidence(self, current: Round, arm: int) -> float:
-        """How sure the drafter must be of a token to go on after it: as the next level costs.
+    def _stop(self, current: Round, arm: int) -> Stop | None:
+        """How likely a chain must be kept whole for the drafter to go on: as the next level costs.
 
-        A drafted token's own probability says how likely it is kept where the text is greedy. The
-        token that stops the draft stays in it.
+        The token that stops the draft stays in it.
         """
         view, plan = current.view, current.plan
-        chain = plan.only is None and plan.trees is None
-        if view.rule != "greedy" or view.times is None or not chain:
-            return 0.0
-        num = len(view.texts)
-        row_s = view.times.target_s(num * (plan.depth + 1)) - view.times.target_s(num * plan.depth)
-        level_s = self._known.level_s(arm, num, view.times)
-        return min(SURE, plan.rate_tok_s / num * (level_s + row_s))
+        if view.times is None or not self._stops(current):
+            return None
+        num, levels = len(view.texts), plan.depth + 1
+        # In the mean: from one number of rows to the next the times step, and are noise.
+        row_s = (view.times.target_s(num * levels) - view.times.plain_s) / levels
+        _, level_s = self._known.draft_s(arm, num, view.times)
+        gain = plan.rate_tok_s / num * (level_s + row_s)
+        return self._known.book(arm, view.rule).confidence.stop(gain)
 
 
 def _most_rows(caps: Sequenced[int], draws: RoundDraws) -> int:

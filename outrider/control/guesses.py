@@ -26,6 +26,7 @@ from typing import TypeAlias
 import numpy as np
 
 from outrider.control.trace import TracedRound, TracedText
+from outrider.drafters.stop import Stop, class_of
 
 IN_LAW = ("token", "block")
 """Rules under which a text and what is kept of a draft go together in law alone."""
@@ -198,22 +199,33 @@ class Guesses:
         rows = [row for row in range(1, len(depths)) if depths[row] <= levels]
         return rows if worths is None else sorted(rows, key=lambda row: (-worths[row - 1], row))
 
-    def chain(self, made: int, levels: int, least: float = 0.0) -> tuple[int, ...]:
-        """Tokens of a chain behind `made` tokens, which ends after one less sure than `least`.
+    def chain(self, made: int, levels: int, stop: Stop | None = None) -> tuple[int, ...]:
+        """Tokens of a chain behind `made` tokens, which ends where `stop` says.
 
-        Where the trace does not say how sure the drafter was it goes on.
+        Where the trace does not say how likely the drafter thought it it goes on.
         """
         if made not in self._at:
             return ()
         one, above = self._at[made]
-        ends, worths = above + levels, one.trace.worths
-        if worths is not None:
-            for level in range(above, min(ends, len(worths))):
-                before = worths[level - 1] if level else 1.0
-                if worths[level] < least * before:
-                    ends = level + 1
+        ends = levels
+        if stop is not None:
+            before = chance = 1.0
+            for i, worth in enumerate(self.worths(made, levels), start=1):
+                chance *= stop.chances[class_of(worth / before if before else 0.0)]
+                before = worth
+                if chance < stop.least:
+                    ends = i
                     break
-        return one.trace.tokens[above:ends]
+        return one.trace.tokens[above : above + ends]
+
+    def worths(self, made: int, levels: int) -> tuple[float, ...]:
+        """How likely the drafter thought such a chain up to each token; empty where it told not."""
+        one, above = self._at[made]
+        worths = one.trace.worths
+        if worths is None:
+            return ()
+        before = worths[above - 1] if above else 1.0
+        return tuple(worth / max(before, 1e-300) for worth in worths[above : above + levels])
 
     def draft_probs(self, made: int) -> tuple[float, ...]:
         """Of a chain the tokens' probabilities under the draft's law; empty where it is certain."""

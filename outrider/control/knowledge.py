@@ -143,14 +143,14 @@ class Knowledge:
         self._times[num_texts, context] = self._live.version, found
         return found
 
-    def level_s(
+    def draft_s(
         self, arm: int, num_texts: int, times: Times, trees: TreeBudget | None = None
-    ) -> float:
-        """Seconds of a drafter's level: of chains, or of trees."""
+    ) -> tuple[float, float]:
+        """Seconds of a drafter before its first level, and of each: of chains, or of trees."""
         if trees is None:
-            return self._drafts[arm].level_s(num_texts, times.plain_s, self.now)
+            return self._drafts[arm].seconds(num_texts, times.plain_s, self.now)
         rows = num_texts * trees.width
-        return self._tree_drafts[arm].level_s(rows, times.plain_s, self.now)
+        return self._tree_drafts[arm].seconds(rows, times.plain_s, self.now)
 
     def token_s(self, arm: int, level_s: float, times: Times) -> float:
         """Seconds of each token that a drafter has to read first."""
@@ -189,7 +189,8 @@ class Knowledge:
         trees, live = done.plan.trees, self._drafts[arm]
         # What the last round left unread goes with the first level; of a little more nothing tells.
         if done.unread > num * SHORT[0]:
-            beside = done.levels * self.level_s(arm, num, times, trees)
+            start_s, level_s = self.draft_s(arm, num, times, trees)
+            beside = start_s + done.levels * level_s
             live.saw_prompt(done.unread, seconds - beside, self.now)
         elif done.unread <= num * (done.plan.depth + 2):
             if trees is not None:
@@ -297,6 +298,8 @@ class Knowledge:
                 continue
             if trees is None:
                 self._offer(arm, asked, levels)
+                if done.worths is not None:
+                    book.confidence.saw(done.worths[b][:offered], kept)
             part = 1.0 if sample else view.part
             if done.grown is not None:
                 self._keep_smaller(done, done.grown, b, part)

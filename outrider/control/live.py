@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from itertools import combinations
 from statistics import median
 
 import numpy as np
@@ -29,6 +30,9 @@ ROW_SHARE = 0.01
 that it is tried and then known."""
 CONTEXT = 512
 """Contexts up to this length are of one class; then each doubling makes a class."""
+LEAST_OF_LEVEL = 0.4
+"""Share of what rounds take by their levels that a level is taken to cost at least; the rest is the
+round's, however deep."""
 USUAL = 4
 """Levels over which what a drafter takes in any round is spread."""
 EVERY = 16
@@ -290,7 +294,10 @@ class _Line:
 
 
 class LiveDraft:
-    """Seconds of one drafter's levels, and of the tokens it has to read first.
+    """Seconds of one drafter's rounds, and of the tokens it has to read first.
+
+    A round of so many levels takes so long before the first of them, and for each: told apart as
+    soon as rounds of different depths were seen.
 
     Args:
         name: of the drafter.
@@ -304,26 +311,31 @@ class LiveDraft:
         self._beside = beside
         self._known = None if costs is None else costs.drafts.get(name)
         self._levels: dict[int, Recent] = {}
+        self._rounds: dict[int, dict[int, Recent]] = {}
+        self._lines: dict[int, tuple[int, float, float]] = {}
         self._prompt = Recent()
 
     def saw(self, texts: int, levels: int, seconds: float, now: int) -> None:
         """Round `now`, of `texts` texts, that read no more than the last round left."""
         if levels:
-            self._levels.setdefault(_place(texts), Recent()).add(seconds / levels, now)
+            place = _place(texts)
+            self._levels.setdefault(place, Recent()).add(seconds / levels, now)
+            of_place = self._rounds.setdefault(place, {})
+            of_place.setdefault(levels, Recent()).add(seconds, now)
 
     def saw_prompt(self, tokens: int, seconds: float, now: int) -> None:
         """So many tokens were read beside, or ahead of, a round."""
         self._prompt.add(max(0.0, seconds) / tokens, now)
 
-    def level_s(self, texts: int, plain_s: float, now: int) -> float:
-        """Seconds of a level for so many texts, of trees for so many rows.
+    def seconds(self, texts: int, plain_s: float, now: int) -> tuple[float, float]:
+        """Seconds before the first level for so many texts, of trees for so many rows; of each.
 
-        A tenth of a plain round where nothing is known.
+        A tenth of a plain round for each where nothing is known.
         """
         place = _place(texts)
         found = self._levels.get(place)
         if found is not None and found.believed and now - found.at <= AGE:
-            return found.value
+            return self._line(place, found.value, now)
         others = [n for n, one in self._levels.items() if one.believed and n != place]
         if others:
             near = min(others, key=lambda num: abs(num - texts))
@@ -332,14 +344,36 @@ class LiveDraft:
             guess = self._known.seconds(USUAL) / USUAL + (texts - 1) * self._known.node_s
         elif found is not None and found.believed:
             # Old, and nothing speaks against it; samples do, in time.
-            return found.value
+            guess = found.value
         elif self._beside is not None:
-            guess = self._beside.level_s(texts, plain_s, now)
+            guess = sum(self._beside.seconds(texts, plain_s, now))
         else:
             guess = 0.1 * plain_s
-        return guess if found is None else found.worth(guess, now)
+        return 0.0, guess if found is None else found.worth(guess, now)
+
+    def _line(self, place: int, usual_s: float, now: int) -> tuple[float, float]:
+        """From rounds of different depths; `usual_s` is what a level took lately, all told."""
+        known = self._lines.get(place)
+        if known is None or now - known[0] >= EVERY:
+            cells = self._rounds[place].items()
+            points = [(n, own.value) for n, own in cells if own.believed and now - own.at <= AGE]
+            known = self._lines[place] = (now, *_line_through(points, usual_s))
+        return known[1:]
 
     def prompt_token_s(self, guess: float) -> float:
         """Seconds of each token that it has to read."""
         guess = guess if self._known is None else self._known.prompt_token_s
         return self._prompt.worth(guess, self._prompt.at) if self._prompt.count else guess
+
+
+def _line_through(points: list[tuple[int, float]], usual_s: float) -> tuple[float, float]:
+    """Where seconds begin and how they grow by level, `usual_s` each at most: Theil and Sen's line.
+
+    A depth timed on a quiet machine and one that was not may stand the wrong way round.
+    """
+    pairs = combinations(points, 2)
+    slopes = [(above - below) / (high - low) for (low, below), (high, above) in pairs]
+    if not slopes:
+        return 0.0, usual_s
+    level_s = min(max(median(slopes), LEAST_OF_LEVEL * usual_s), usual_s)
+    return max(0.0, median(seconds - levels * level_s for levels, seconds in points)), level_s

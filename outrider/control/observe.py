@@ -18,13 +18,12 @@ from torch import Tensor
 from outrider.decoding import RULES, Draft, RoundNoise, Rule, TargetRows, Verdict, rule_named
 from outrider.decoding.laws import Law
 from outrider.drafters.base import Drafter
+from outrider.drafters.stop import Stop
 
 NAME = "observed"
 """What wrapped rules are registered as meanwhile, each with a number of its own."""
 _NUMBERS = count()
 _WORD = (1 << 64) - 1
-_ANY = 1e-300
-"""A confidence that every likeliest token has."""
 
 
 class Observed(Rule):
@@ -72,7 +71,7 @@ def observing(
         InvalidConfig: an unknown rule, or a lossy one that is not asked for.
     """
     observed = Observed(rule_named(rule, lossless=lossless))
-    sure = nullcontext() if drafter is None or rule != "greedy" else drafter.at_least(_ANY)
+    sure = nullcontext() if drafter is None or rule != "greedy" else drafter.stopping(Stop())
     RULES[observed.name] = observed
     try:
         with sure:

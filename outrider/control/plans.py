@@ -122,6 +122,7 @@ class Drawing:
         extra_s: seconds for what it has to read first, spread over the tokens still to come: those
             of each token that every text gains.
         trees: how large its trees may be; None for chains.
+        start_s: seconds before the first level.
     """
 
     arm: int
@@ -131,6 +132,7 @@ class Drawing:
     rows: Sequenced[int] | None = None
     extra_s: float = 0.0
     trees: TreeBudget | None = None
+    start_s: float = 0.0
 
 
 def drawn(times: Times, drawing: Drawing) -> Plan | None:
@@ -140,7 +142,7 @@ def drawn(times: Times, drawing: Drawing) -> Plan | None:
     offered = [*drawing.offered[:most], *[1.0] * (most - len(drawing.offered))]
     num = sum(one.num for one in classes)
     read_s = drawing.extra_s / times.texts
-    tokens, rows, spent = float(times.texts), 0.0, 0.0
+    tokens, rows, spent = float(times.texts), 0.0, drawing.start_s
     seconds, best_rate, best_depth, best_s = times.plain_s, 0.0, 0, 0.0
     for level in range(most):
         gained, texts = 0.0, 0

@@ -8,10 +8,13 @@ the time of choosing itself is left out. Drafts are chains.
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterator
 from collections.abc import Sequence as Sequenced
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import torch
 
 from outrider.config import SamplingParams
 from outrider.control.controller import Controller
@@ -21,6 +24,7 @@ from outrider.control.policies import Controlled
 from outrider.control.replayed import Replayed, Step
 from outrider.decoding import Draft, rule_named
 from outrider.drafters.base import Drafter, RoundDraws
+from outrider.drafters.stop import Stop
 from outrider.engine.draws import GroupDraws
 from outrider.engine.group import Group
 from outrider.errors import InvalidConfig
@@ -58,7 +62,7 @@ class Traced(Drafter):
         self._costs, self._clock = costs, clock
         known = costs.drafts.get(name)
         self._token_s = 0.0 if known is None else known.prompt_token_s
-        self._least = 0.0
+        self._stop: Stop | None = None
         self._guesses: dict[int, Guesses] = {}
         self._read: dict[int, int] = {}
         self._asked: set[int] = set()
@@ -79,30 +83,37 @@ class Traced(Drafter):
         self._clock.reading_s += seconds
 
     @contextmanager
-    def at_least(self, confidence: float) -> Iterator[None]:
-        """A time in which drafts end where it was less sure of a token, as far as that is known."""
-        before, self._least = self._least, confidence
+    def stopping(self, stop: Stop | None) -> Iterator[None]:
+        """A time in which drafts end where `stop` says, as far as it is known what it thought."""
+        before, self._stop = self._stop, stop
         try:
             yield
         finally:
-            self._least = before
+            self._stop = before
 
     def propose(
         self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws
     ) -> Draft:
         """What it said there; nothing reaches beyond the end of the traced text."""
         chains: list[tuple[int, ...]] = []
+        worths: list[tuple[float, ...]] = []
         for text, depth in zip(texts, depths, strict=True):
             guesses, made = self._guesses[text.key], text.num_output
             levels = min(depth, guesses.num_tokens - made - 1)
-            chains.append(guesses.chain(made, levels, self._least) if levels > 0 else ())
+            chains.append(guesses.chain(made, levels, self._stop) if levels > 0 else ())
+            worths.append(guesses.worths(made, len(chains[-1])) if chains[-1] else ())
             if depth > 0:
                 # The last token is read with the first level.
                 self.read(text, len(text.tokens) - self._read[text.key] - 1)
                 self._asked.add(text.key)
         levels, nodes = max(map(len, chains)), sum(map(len, chains))
         self._clock.now_s += self._costs.draft_s(self.name, levels, nodes)
-        return draws.points(chains)
+        draft = draws.points(chains)
+        if self._stop is None or any(map(operator.ne, map(len, worths), map(len, chains))):
+            return draft
+        full = [[*own, *[0.0] * (levels - len(own))] for own in worths]
+        worth_BN = torch.tensor(full, dtype=torch.float64).reshape(len(full), levels)
+        return replace(draft, worth_BN=worth_BN)
 
     def commit(self, text: Sequence, accepted: int) -> None:
         """What was kept of a draft is read already."""

@@ -142,6 +142,8 @@ class Round:
         levels: of what was drawn.
         branches: whether trees were drawn.
         grown: the trees that were drawn, where their nodes have a worth.
+        worths: of chains that were drawn, where their drafter told, how likely it thought each
+            up to each token.
         unread: tokens that the drafter had to read first.
         kept: by text, tokens kept.
         waiting: whether a text's drafter has to read it first, in rounds of its own.
@@ -157,6 +159,7 @@ class Round:
     levels: int = 0
     branches: bool = False
     grown: Grown | None = None
+    worths: list[list[float]] | None = None
     unread: int = 0
     kept: dict[int, int] = field(default_factory=dict[int, int])
     waiting: bool = False

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from torch import Tensor
 
 from outrider.decoding import Draft
+from outrider.drafters.stop import Stop
 from outrider.models.base import Target
 from outrider.models.protocol import Rng
 from outrider.sequence import Sequence
@@ -180,8 +181,11 @@ class Drafter(ABC):
         return ()
 
     @contextmanager
-    def at_least(self, confidence: float) -> Iterator[None]:
-        """A time in which drafts end where it is less sure of a token, if it can tell."""
+    def stopping(self, stop: Stop | None) -> Iterator[None]:
+        """A time in which chains end where `stop` says, if it can tell how likely tokens are.
+
+        Its drafts then have a `worth_BN`: how likely it thought each token and all before it.
+        """
         yield
 
     @abstractmethod

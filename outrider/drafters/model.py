@@ -16,6 +16,7 @@ from outrider.config import check_between
 from outrider.decoding import Draft
 from outrider.decoding.laws import softmax_of
 from outrider.drafters.base import Drafter, Node, RoundDraws
+from outrider.drafters.stop import Stop, class_of
 from outrider.errors import OutriderWarning
 from outrider.models.base import Rows, Target
 from outrider.models.plan import chain_ancestors
@@ -37,8 +38,8 @@ class ModelDrafter(Drafter):
     wrong text costs speed only, and the drafting goes on.
 
     A text whose drafted token had less than `confidence` under the draft's own law (before the
-    request's controls) drafts no further in the round. Whether a chain goes on depends on the
-    tokens already drafted alone, so every rule stays what it is.
+    request's controls) drafts no further in the round; nor does one that a `stop` ends. Whether a
+    chain goes on depends on the tokens already drafted alone, so every rule stays what it is.
 
     `remake` takes the model and returns the one to go on with when the target has new weights; it
     is for models made from the target's own. Another stays as it is.
@@ -58,6 +59,7 @@ class ModelDrafter(Drafter):
         self.model = model
         self.name = name
         self.confidence = confidence
+        self._stop: Stop | None = None
         self.vocab_size = model.vocab_size
         self.chunk = chunk
         self._remake = remake
@@ -113,6 +115,7 @@ class ModelDrafter(Drafter):
         if draws.trees is not None and self.model.scores_trees and members:
             return self._grown(texts, depths, draws, pending)
         worths: list[list[float]] = [[] for _ in texts]
+        chances, least = [1.0] * len(texts), 0.0 if self._stop is None else self._stop.least
         for index in range(max(depths, default=0)):
             going = [i for i, b in enumerate(members) if depths[b] > index]
             members = [members[i] for i in going]
@@ -126,12 +129,15 @@ class ModelDrafter(Drafter):
                     self._drafted[texts[b].key].append(Node(b, token, index - 1))
             tokens = draws.sample(logits, members, index)
             pending = [[token] for token in tokens]
-            if self.confidence:
+            if self.confidence or self._stop is not None:
                 for b, prob in zip(members, _probs(logits, tokens), strict=True):
                     worths[b].append(prob * (worths[b][-1] if index else 1.0))
-                    depths[b] = depths[b] if prob >= self.confidence else 0
+                    if self._stop is not None:
+                        chances[b] *= self._stop.chances[class_of(prob)]
+                    if prob < self.confidence or chances[b] < least:
+                        depths[b] = 0
         draft = draws.drawn()
-        if not self.confidence:
+        if not self.confidence and self._stop is None:
             return draft
         most = draft.tree.num_nodes
         full = [[*own, *[0.0] * (most - len(own))] for own in worths]
@@ -139,14 +145,13 @@ class ModelDrafter(Drafter):
         return replace(draft, worth_BN=worth_BN)
 
     @contextmanager
-    def at_least(self, confidence: float) -> Iterator[None]:
-        """A time in which drafts end where the draft is less sure than this, or than its own."""
-        own = self.confidence
-        self.confidence = max(own, confidence)
+    def stopping(self, stop: Stop | None) -> Iterator[None]:
+        """A time in which chains end, too, where `stop` says."""
+        before, self._stop = self._stop, stop
         try:
             yield
         finally:
-            self.confidence = own
+            self._stop = before
 
     def _grown(
         self,

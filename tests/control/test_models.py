@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from outrider.control import Acceptance, Costs, DraftCost, ForwardCost, Prior
+from outrider.control.book import ENOUGH, Book
+from outrider.control.confidence import Confidence
+from outrider.control.live import EVERY, LiveDraft
+from outrider.drafters.stop import CLASSES, class_of
 from outrider.errors import InvalidConfig
 
 COSTS = Costs(
@@ -104,3 +109,85 @@ def test_counts_survive_json() -> None:
         Acceptance.from_dict({"kept": [1.0]})
     with pytest.raises(InvalidConfig, match="give one each"):
         Acceptance((1.0,), ())
+
+
+def test_a_sure_drafter_that_is_often_wrong_ends_by_its_depth() -> None:
+    """All its tokens have probability one, half of them are kept: chances multiply by level."""
+    found, chance = Confidence(), np.random.default_rng(1)
+    assert not found.settled
+    for _ in range(300):
+        kept = int(np.argmin([*(chance.random(6) < 0.5), False]))
+        found.saw([1.0] * 6, kept)
+    assert found.settled
+    stop = found.stop(0.2)
+    own = stop.chances[class_of(1.0)]
+    assert own == pytest.approx(0.5, abs=0.12)
+    # The token behind is kept as often as all are: what pays at 0.2 has to stand at 0.4.
+    assert stop.least == pytest.approx(0.2 / own, rel=0.2)
+    assert found.stop(0.4).least == pytest.approx(2 * stop.least)
+
+
+def test_tokens_are_believed_as_they_turned_out() -> None:
+    """Half sure is nearly always right, quite sure never: whatever was thought of that."""
+    found = Confidence()
+    for _ in range(200):
+        found.saw([0.4, 0.4 * 0.95], 1)
+    chances = found.stop(0.1).chances
+    assert chances[class_of(0.4)] > 0.95 and chances[class_of(0.95)] < 0.05
+    others = set(range(CLASSES)) - {class_of(0.4), class_of(0.95)}
+    fresh = Confidence().stop(0.1).chances
+    assert all(chances[own] == fresh[own] for own in others)
+    assert list(fresh) == sorted(fresh), "a likelier token is thought likelier kept"
+
+
+def test_what_stands_behind_a_token_that_was_not_kept_says_nothing() -> None:
+    found, other = Confidence(), Confidence()
+    for _ in range(20):
+        found.saw([0.9, 0.5, 0.01], 0)
+        other.saw([0.9], 0)
+    assert found.stop(0.3) == other.stop(0.3)
+
+
+def test_a_draft_that_underflows_is_counted() -> None:
+    found = Confidence()
+    found.saw([1e-200, 0.0, 0.0], 3)
+    assert found.stop(0.1).chances[0] > Confidence().stop(0.1).chances[0]
+
+
+@pytest.mark.parametrize(("start", "level"), [(0.0, 0.5), (0.3, 0.5), (2.0, 0.1)])
+def test_a_round_and_its_levels_are_told_apart(start: float, level: float) -> None:
+    """As far as 40 percent of what a level takes, all told; of one depth nothing is told apart."""
+    live, now = LiveDraft("draft"), 0
+    for _ in range(4):
+        now += 1
+        live.saw(1, 4, start + 4 * level, now)
+    assert live.seconds(1, 1.0, now) == pytest.approx((0.0, start / 4 + level))
+    for _ in range(3 * EVERY):
+        for levels in (1, 2, 4):
+            now += 1
+            live.saw(1, levels, start + levels * level, now)
+    before, each = live.seconds(1, 1.0, now)
+    usual = live._levels[1].value
+    assert each == pytest.approx(max(level, 0.4 * usual))
+    assert before + 2 * each == pytest.approx(start + 2 * level), "the depth in the middle"
+
+
+def test_levels_that_stand_the_wrong_way_round_cost_what_they_did() -> None:
+    """A deep draft timed while nothing else ran, a short one beside a neighbour."""
+    live, now = LiveDraft("draft"), 0
+    for levels, seconds in ((1, 4.0), (4, 2.0)):
+        for _ in range(4):
+            now += 1
+            live.saw(1, levels, seconds, now)
+    before, each = live.seconds(1, 1.0, now + 1)
+    assert before >= 0 and each > 0
+
+
+def test_a_few_tokens_are_no_rate() -> None:
+    book = Book()
+    for _ in range(3):
+        book.saw(1, book.cell(1), 0, 3)
+    assert book.rate is None
+    for _ in range(4):
+        book.saw(1, book.cell(1), 0, 3)
+    assert book.drafted >= ENOUGH and book.rate == 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from outrider import SamplingParams
@@ -16,10 +17,11 @@ from outrider.drafters import (
     names_alternatives,
 )
 from outrider.drafters.base import RoundDraws
+from outrider.drafters.stop import Stop
 from outrider.engine import Emitter, Engine, Requests
 from outrider.errors import InvalidConfig, OutriderWarning
 from outrider.types import Request, StageTimes
-from tests.control.clocked import Chant, Slow, World
+from tests.control.clocked import VOCAB, Chant, Slow, World
 from tests.control.test_controller import Echo
 
 EIGHT = [(1, 2, text) for text in range(8)]
@@ -210,18 +212,43 @@ def test_a_round_that_failed_was_no_round(monkeypatch) -> None:
 
 
 def test_a_drafter_keeps_the_confidence_it_was_given(monkeypatch) -> None:
+    """Beside the controller's stop, which is gone when the round is over."""
     world = World(monkeypatch)
     world.model.confidence = 0.25
-    asked: list[float] = []
+    stops: list[Stop | None] = []
     propose = world.model.propose
 
     def watched(texts, depths, draws: RoundDraws):
-        asked.append(world.model.confidence)
+        stops.append(world.model._stop)
         return propose(texts, depths, draws)
 
     world.model.propose = watched  # type: ignore[method-assign]
     world.run(60)
-    assert world.model.confidence == 0.25 and min(asked) >= 0.25
+    assert world.model.confidence == 0.25 and world.model._stop is None
+    assert any(stop is not None and stop.least > 0 for stop in stops)
+
+
+def test_a_drafter_that_knows_when_it_is_wrong_drafts_deep_and_stops_there(monkeypatch) -> None:
+    """Long runs of right tokens, then a wrong one that it gives little: each run is one draft."""
+    world = World(monkeypatch, wrong=lambda place: float(place % 12 == 0), draft_s=lambda rows: 0.2)
+    chant = world.model.model.model
+    row = chant._row
+    flat = np.log(np.full(VOCAB, 1 / VOCAB))
+
+    def unsure(text):
+        found = row(text)
+        return flat + 1e-3 * (found == 0.0) if len(text) % 12 == 0 else found
+
+    chant._row = unsure
+    world.run(400)
+    before = world.engine.metrics.drafted, world.engine.metrics.accepted
+    rounds = world.controller.report()["draft"]["rounds"]
+    world.run(240)
+    drafted = world.engine.metrics.drafted - before[0]
+    accepted = world.engine.metrics.accepted - before[1]
+    rounds = world.controller.report()["draft"]["rounds"] - rounds
+    assert accepted / rounds > 8, "as deep as it is right"
+    assert drafted - accepted < 1.3 * rounds, "and hardly a token further"
 
 
 def test_a_text_nobody_can_draft_for_says_nothing_of_others(monkeypatch) -> None:

@@ -18,6 +18,7 @@ from outrider.control.record import Asked, alternatives_of, observed, observed_b
 from outrider.control.replay import replay
 from outrider.control.trace import TracedText, read_trace, write_trace
 from outrider.drafters import CombinedDrafter, Drafter, ModelDrafter, NgramDrafter
+from outrider.drafters.stop import CLASSES, Stop, class_of
 from outrider.engine import Emitter, Engine, Requests
 from outrider.errors import InvalidConfig
 from outrider.models.protocol import ProtocolTarget
@@ -213,12 +214,18 @@ def test_how_sure_a_draft_model_was_is_traced(tmp_path) -> None:
     guesses = together(texts)[0]["draft"]
     worths = texts[0].rounds[0].trace.worths
     assert worths is not None
-    first, second = worths[0], worths[1] / worths[0]
     whole = guesses.chain(0, 4)
     assert whole == texts[0].rounds[0].trace.tokens and len(whole) == 4
-    assert guesses.chain(0, 4, first + 0.01) == whole[:1]
-    if second < first:
-        assert guesses.chain(0, 4, (first + second) / 2) == whole[:2]
+    assert guesses.worths(0, 3) == pytest.approx(worths[:3])
+    assert guesses.chain(0, 4, Stop()) == whole
+    # Two tokens are kept whole with a chance of a quarter, whatever they were given.
+    half = (0.5,) * CLASSES
+    assert guesses.chain(0, 4, Stop(0.3, half)) == whole[:2]
+    assert guesses.chain(0, 4, Stop(0.6, half)) == whole[:1]
+    # A class that is never kept ends a chain behind its first token.
+    never = class_of(worths[0])
+    sure = tuple(float(own != never) for own in range(CLASSES))
+    assert guesses.chain(0, 4, Stop(0.5, sure)) == whole[:1]
     write_trace(tmp_path / "seen.jsonl", texts)
     assert read_trace(tmp_path / "seen.jsonl") == texts
 
