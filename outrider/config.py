@@ -90,6 +90,11 @@ def shown(value: Any) -> str:
     return reprlib.repr(value) if plain else getattr(value, "__name__", type(value).__name__)
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things in words: `1 round`, `2 rounds`."""
+    return f"{number} {noun}" + "s" * (number != 1)
+
+
 def check_rule(rule: Any) -> None:
     """Refuses anything but a name, or None, where a verification rule is named."""
     if rule is not None and not isinstance(rule, str):

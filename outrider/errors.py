@@ -21,6 +21,16 @@ OutriderError
 OutriderWarning (UserWarning) is no error: something asked for that will have no effect.
 """
 
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import traceback
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
 
 class OutriderError(Exception):
     """The root of the tree: catch it to catch all of them."""
@@ -92,6 +102,28 @@ class MissingExtra(OutriderError, ImportError):
 
 class OutriderWarning(UserWarning):
     """Something asked for that has no effect, or ends sooner than asked; said once per object."""
+
+
+def warn(message: str) -> None:
+    """Warns at the nearest line outside of the package, which is the one that asked for it."""
+    # Context managers stand between two of our own lines with a frame of the library's.
+    inside = (f"{Path(__file__).parent}{os.sep}", contextlib.__file__)
+    frames = [frame for frame, _ in traceback.walk_stack(inspect.currentframe())]
+    level = 1
+    while level < len(frames) and frames[level - 1].f_code.co_filename.startswith(inside):
+        level += 1
+    warnings.warn(message, OutriderWarning, stacklevel=level)
+
+
+@contextlib.contextmanager
+def standing_at(place: str | None) -> Iterator[None]:
+    """A time in which what is refused is said to stand there; None where it stands alone."""
+    try:
+        yield
+    except InvalidConfig as error:
+        if place is not None:
+            error.args = (f"{place}: {error}",)
+        raise
 
 
 def not_open(seq: int) -> InvalidConfig:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -103,12 +105,10 @@ def run(arguments: list[str] | None = None) -> int:
         drop_output()
         return 0
     except OSError as error:
-        # Input is refused with errors of its own, so this is output: a full disk, as a rule.
+        # Input is refused with errors of its own, so this is output.
         drop_output()
         name = error.filename or "the output"
-        return _refused(
-            f"{name} cannot be written: {error.strerror or error}; make room or write elsewhere"
-        )
+        return _refused(f"{name} cannot be written: {error.strerror or error}; {_remedy(error)}")
     return code if isinstance(code, int) else 0
 
 
@@ -120,6 +120,15 @@ def _invoke(arguments: list[str]) -> object:
             return command.invoke(context)
     except typer.Exit as done:
         return done.exit_code
+
+
+def _remedy(error: OSError) -> str:
+    """What to do where nothing can be written."""
+    folder = Path(str(error.filename or ".")).absolute().parent
+    if not folder.is_dir():
+        return f"its folder {str(folder)!r} does not exist; make it first, or write elsewhere"
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return "make room or write elsewhere" if full else "write elsewhere"
 
 
 def _refused(message: str) -> int:

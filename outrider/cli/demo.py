@@ -15,7 +15,7 @@ from rich.text import Text
 from outrider.cli import options, terminal
 from outrider.cli.sources import SourceSpans
 from outrider.cli.timing import Run, measure, warm_up
-from outrider.config import SamplingParams
+from outrider.config import SamplingParams, counted
 from outrider.errors import InvalidConfig
 from outrider.types import Delta
 
@@ -72,7 +72,7 @@ def demo(
     if json_output:
         typer.echo(json.dumps({"prompt": text, "model": llm.info(), **pair.as_dict()}, default=str))
     else:
-        pair.report(terminal.out())
+        pair.report(terminal.out(), llm.info())
     return 0 if pair.tokens_equal else NOT_EQUAL
 
 
@@ -115,11 +115,11 @@ class Pair:
             "speculative": self.fast[0].as_dict(),
         }
 
-    def report(self, console: Console) -> None:
-        """The figures, and the closing line."""
+    def report(self, console: Console, info: dict[str, Any]) -> None:
+        """The figures, and the closing line; of tokens that differ why they may."""
         metrics = self.fast[0].metrics
         console.out(
-            f"{len(self.plain[0].token_ids)} tokens each; acceptance rate "
+            f"{counted(len(self.plain[0].token_ids), 'token')} each; acceptance rate "
             f"{metrics.acceptance_rate:.2f}, mean acceptance length "
             f"{metrics.mean_acceptance_length:.2f}",
             highlight=False,
@@ -130,6 +130,8 @@ class Pair:
             f"speculative {rate(self.fast):.1f} tokens/s ({self.speed_up:.2f}x)",
             highlight=False,
         )
+        if not self.tokens_equal:
+            console.out(options.why_unequal(info), highlight=False)
 
 
 def rate(runs: list[Run]) -> float:

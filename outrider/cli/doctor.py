@@ -114,6 +114,8 @@ def pair(model: str, drafter: str, dtype: str | None, device: str | None) -> dic
         return {"compatible": False, "path": REFUSED, "reason": str(error)}
     except OutriderError as error:
         return {"compatible": False, "reason": str(error)}
+    # Nothing was decoded yet, so a controller has nothing to tell of its choices.
+    info.pop("control", None)
     return {"compatible": True, **info, **strict_report(replace(loading, strict=True))}
 
 

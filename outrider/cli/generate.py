@@ -14,7 +14,7 @@ import typer
 from outrider.cli import options, terminal
 from outrider.cli.sources import SourceSpans
 from outrider.cli.timing import Run, measure, warm_up
-from outrider.config import SamplingParams
+from outrider.config import SamplingParams, counted
 from outrider.errors import EmptyPrompt, InvalidConfig
 from outrider.types import Delta, SpeculativeMetrics
 
@@ -194,7 +194,7 @@ def generate(
         }
         typer.echo(json.dumps({**run.as_dict(), **settled, **_compared(run, plain, comparable)}))
     else:
-        _close(run, plain, llm.info(), comparable=comparable)
+        _close(run, plain, llm.info(), comparable=comparable, observed=trace if observe else None)
     if interrupted and not run.interrupted:
         terminal.error_line("interrupted before the comparison was done")
     return terminal.INTERRUPTED if interrupted else 0
@@ -299,16 +299,15 @@ class _Screen:
         self._console.file.flush()
 
 
-def _close(run: Run, plain: Run | None, info: dict[str, Any], *, comparable: bool) -> None:
+def _close(
+    run: Run, plain: Run | None, info: dict[str, Any], *, comparable: bool, observed: Path | None
+) -> None:
     """Ends the text with a newline and says how it was made, on standard error."""
     terminal.out().out("", highlight=False)
     note = terminal.err()
     metrics = run.metrics
     note.print(
-        f"{len(run.token_ids)} tokens, {metrics.tokens_per_s:.1f} tokens/s, "
-        f"acceptance rate {metrics.acceptance_rate:.2f}, "
-        f"mean acceptance length {metrics.mean_acceptance_length:.2f}"
-        + (" (interrupted)" if run.interrupted else ""),
+        _figures(run, observed) + (" (interrupted)" if run.interrupted else ""),
         style="dim",
     )
     seconds = ((name, getattr(metrics, f"{name}_s")) for name in STAGES)
@@ -332,13 +331,31 @@ def _close(run: Run, plain: Run | None, info: dict[str, Any], *, comparable: boo
     if not run.lossless:
         note.print("lossy: this rule changes the law of the text", style="yellow")
     if plain is not None:
-        equal = "yes" if run.token_ids == plain.token_ids else "no"
+        equal = run.token_ids == plain.token_ids
+        said = "yes" if equal else "no"
         note.print(
             f"plain: {plain.metrics.tokens_per_s:.1f} tokens/s, "
             f"speed-up {_speed_up(run, plain):.2f}x, tokens equal: "
-            + (equal if comparable else "equal in law only (give --seed to compare tokens)"),
+            + (said if comparable else "equal in law only (give --seed to compare tokens)"),
             style="dim",
         )
+        if comparable and run.lossless and not equal:
+            note.print(options.why_unequal(info), style="yellow")
+
+
+def _figures(run: Run, observed: Path | None) -> str:
+    """How much, how fast and how well guessed; of an observed text nothing is kept on purpose."""
+    size, metrics = counted(len(run.token_ids), "token"), run.metrics
+    if observed is not None:
+        return (
+            f"{size} observed: behind each stands a guess in {observed}, and none was kept, so "
+            f"that any depth can be tried on them: outrider replay {observed}"
+        )
+    return (
+        f"{size}, {metrics.tokens_per_s:.1f} tokens/s, "
+        f"acceptance rate {metrics.acceptance_rate:.2f}, "
+        f"mean acceptance length {metrics.mean_acceptance_length:.2f}"
+    )
 
 
 def _chosen(control: dict[str, Any]) -> Iterator[str]:
@@ -349,7 +366,7 @@ def _chosen(control: dict[str, Any]) -> Iterator[str]:
         if one["tree_rounds"]:
             size += f" on {one['mean_depth']:.1f} levels, {one['tree_rounds']} with trees"
         yield (
-            f"chosen: {name} in {one['rounds']} rounds{size}, "
+            f"chosen: {name} in {counted(one['rounds'], 'round')}{size}, "
             f"{one['tokens_per_round']:.2f} tokens a round ("
             + ", ".join(f"{num}: {reason}" for reason, num in reasons)
             + ")"

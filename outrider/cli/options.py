@@ -241,7 +241,9 @@ class Loading:
             )
 
 
-def read_prompt(argument: str | None, file: Path | None) -> str:
+def read_prompt(
+    argument: str | None, file: Path | None, remedy: str = "give a file of UTF-8 text"
+) -> str:
     """The prompt of an argument, a file, or standard input (also named `-`).
 
     Raises:
@@ -264,9 +266,13 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
                 "no prompt; give one as argument, with --file, or on standard input"
             )
         return sys.stdin.buffer.read().decode("utf-8")
-    except (OSError, UnicodeError) as error:
+    except UnicodeError as error:
         raise InvalidConfig(
             f"the prompt in {source!r} cannot be read: {error}; give UTF-8 text"
+        ) from error
+    except OSError as error:
+        raise InvalidConfig(
+            f"the prompt in {source!r} cannot be read: {error.strerror}; {remedy}"
         ) from error
 
 
@@ -353,6 +359,22 @@ def as_text(option: str, file: Path | None) -> str | None:
         raise InvalidConfig(
             f"--{option} {str(file)!r} cannot be read: {error}; give a file of UTF-8 text"
         ) from error
+
+
+def why_unequal(info: Mapping[str, Any]) -> str:
+    """Why tokens of a lossless run are not the plain ones, and what to do; `info` is the LLM's."""
+    if info["strict"]:
+        return (
+            "under --strict they must be equal, so this is a fault: run `outrider doctor`, and "
+            "report it with what that says"
+        )
+    remedy = "--strict makes them equal"
+    if info["attention"] == "libllama":
+        remedy = "a GGUF file has no --strict, a model folder has"
+    return (
+        "a row scored beside guesses is rounded otherwise than alone: where two tokens are as good "
+        f"as tied, or a draw falls between two, texts may part; {remedy}"
+    )
 
 
 def same_tokens(sampling: SamplingParams, rule: str) -> bool:

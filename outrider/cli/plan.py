@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from outrider.cli import options, terminal
-from outrider.config import SamplingParams
+from outrider.config import SamplingParams, counted
 from outrider.errors import EmptyPrompt, InvalidConfig
 
 if TYPE_CHECKING:
-    from outrider.control.plan import Plan, Prediction
+    from outrider.control.plan import Plan, Prediction, Verified
     from outrider.interop.commands import Equivalent, Speculating
     from outrider.llm import LLM
 
@@ -121,16 +121,16 @@ def plan(
         raise InvalidConfig(f"save={str(save)!r}: its folder does not exist; make it first")
     if charts is not None:
         figures()
+    texts = _prompts(prompts, num_prompts)
     loading = options.Loading(
         model, "+".join(specs), depth, dtype=dtype, device=device, share_prefixes=False,
         compile=compile,
     )  # fmt: skip
     llm = loading.load()
-    texts = _prompts(prompts, num_prompts)
     sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     asked = Asked([llm.tokenizer.encode(text) for text in texts], sampling, depth)
     with terminal.err().status("planning ...") as status:
-        found = run(llm.requests, asked, search, lambda now: status.update(f"{now} ..."))
+        found = run(llm.requests, asked, search, lambda now: status.update(f"planning {now} ..."))
     best = found.best(search.batches[0])
     how = _speculating(llm, model, dict(zip(search.drafters, specs, strict=True)), best)
     if save is not None:
@@ -165,7 +165,9 @@ def _prompts(file: Path | None, most: int) -> list[str]:
         from outrider.models.bundled import eval_prompts
 
         return eval_prompts("code")[:most]
-    lines = [line for line in options.read_prompt(None, file).splitlines() if line.strip()][:most]
+    remedy = "give a file of prompts, one a line, or leave --prompts out for held-out ones"
+    text = options.read_prompt(None, file, remedy)
+    lines = [line for line in text.splitlines() if line.strip()][:most]
     if not lines:
         raise EmptyPrompt(f"{file} has no prompt; write one on each line")
     return [_prompt(line, file) for line in lines]
@@ -230,7 +232,9 @@ def _save(path: Path, how: Speculating, best: Prediction, found: Plan, *, rule: 
     about = {
         "model": how.model,
         "machine": Machine.here().processor,
-        "predicted": f"{best.speedup} times plain decoding, {kind.batch} texts at a time",
+        "predicted": (
+            f"{best.speedup} times plain decoding, {counted(kind.batch, 'text')} at a time"
+        ),
     }
     for one in found.verified:
         if one.prediction == best:
@@ -247,28 +251,47 @@ def _draw(found: Plan, folder: Path | None) -> list[Path]:
 
 
 def _print(found: Plan, batch: int, console: Console) -> None:
-    table = Table(box=None, pad_edge=False, title=f"{batch} at a time", title_justify="left")
-    table.add_column("drafts")
-    for name in ("rule", "tokens/s", "speed-up", "tokens/round", "run: tokens/s", "speed-up"):
-        table.add_column(name, justify="right", no_wrap=True)
-    run = {id(one.prediction): one for one in found.verified}
+    table = _table(f"{batch} at a time", "tokens/round")
     own = found.of(batch)
     shown = [one for one in own if one in own[:SHOWN] or one.candidate.depth == 0]
     for one in shown:
-        measured = run.get(id(one))
         table.add_row(
             str(one.candidate),
             one.candidate.rule,
             f"{one.tokens_per_s.mean:.1f}",
+            f"{one.plain_tokens_per_s:.1f}",
             str(one.speedup) if one.candidate.depth else "1",
             f"{one.tokens_per_round:.2f}",
-            "" if measured is None else f"{measured.tokens_per_s:.1f}",
-            "" if measured is None else str(measured.speedup),
         )
     console.print(table)
     if len(own) > len(shown):
-        console.out(f"and {len(own) - len(shown)} slower ones", style="dim", highlight=False)
+        console.out(f"and {len(own) - len(shown)} slower", style="dim", highlight=False)
+    _print_run([one for one in found.verified if one.prediction in own], console)
     console.out(_advice(found, batch) + "\n", highlight=False)
+
+
+def _print_run(run: list[Verified], console: Console) -> None:
+    if not run:
+        return
+    table = _table("run, in turn with plain decoding", "foretold")
+    for one in run:
+        table.add_row(
+            str(one.prediction.candidate),
+            one.prediction.candidate.rule,
+            f"{one.tokens_per_s:.1f}",
+            f"{one.plain_tokens_per_s:.1f}",
+            str(one.speedup),
+            f"{one.prediction.speedup.mean:.2f}",
+        )
+    console.print(table)
+
+
+def _table(title: str, last: str) -> Table:
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+    table.add_column("drafts")
+    for name in ("rule", "tokens/s", "plain", "speed-up", last):
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
 
 
 def _advice(found: Plan, batch: int) -> str:
@@ -298,7 +321,10 @@ def _close(found: Plan, how: Speculating, written: list[Path], console: Console)
     for one in equivalents(how):
         note = f"  # {one.note}" if one.note and one.command else one.note
         console.out(f"  {one.command or ''}{note}", highlight=False)
-    lines: list[str] = []
+    lines = [
+        "a speed-up is over its plain: tokens/s of plain decoding in the minutes in which this "
+        "drafter's rounds were timed, or it was run"
+    ]
     if found.verified:
         held = sum(one.holds for one in found.verified)
         worst = max(abs(one.error) for one in found.verified)
@@ -326,7 +352,10 @@ def _as_dict(found: Plan, batches: tuple[int, ...], how: Speculating) -> dict[st
 
     return {
         "machine": asdict(Machine.here()),
-        "predictions": [asdict(one) for one in found.predictions],
+        "predictions": [
+            {**asdict(one), "plain_tokens_per_s": one.plain_tokens_per_s}
+            for one in found.predictions
+        ],
         "verified": [
             {**asdict(one), "error": one.error, "holds": one.holds} for one in found.verified
         ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import contextmanager
 from dataclasses import asdict
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from outrider.cli import options, terminal
-from outrider.config import SamplingParams
+from outrider.config import SamplingParams, counted
 from outrider.errors import EmptyPrompt, InvalidConfig
 
 if TYPE_CHECKING:
@@ -102,8 +103,8 @@ def profile(
         texts = [text] if text is not None else _held_out(prompts)
         ids = [llm.tokenizer.encode(one) for one in texts]
         if costs:
-            kept = llm.measure_costs(ids).as_dict()
-            typer.echo(json.dumps(kept) if json_output else _words(kept))
+            found = llm.measure_costs(ids).as_dict()
+            typer.echo(json.dumps(found) if json_output else _words(found, llm.costs_file))
             return 0
         found = run(llm, ids, sampling, batch=batch, repeats=repeats)
         machine = asdict(Machine.here())
@@ -115,17 +116,19 @@ def profile(
     return 0
 
 
-def _words(costs: dict[str, Any]) -> str:
-    """Costs in a few lines."""
+def _words(costs: dict[str, Any], kept: Path) -> str:
+    """Costs in a few lines, the least work first, and the file that they are kept in."""
+    order = itemgetter("texts", "context", "rows")
     lines = [
-        f"{one['rows']} rows of {one['texts']} texts at {one['context']} tokens: "
-        f"{1e3 * one['seconds']:.2f} ms"
-        for one in costs["forwards"]
+        f"{counted(one['rows'], 'row')} of {counted(one['texts'], 'text')} at "
+        f"{counted(one['context'], 'token')}: {1e3 * one['seconds']:.2f} ms"
+        for one in sorted(costs["forwards"], key=order)
     ]
     lines += [
-        f"{name}: {1e3 * one['level_s']:.2f} ms a level" for name, one in costs["drafts"].items()
+        f"{name}: {1e3 * one['level_s']:.2f} ms a level"
+        for name, one in sorted(costs["drafts"].items())
     ]
-    return "\n".join(lines)
+    return "\n".join([*lines, f"kept in {kept}, which auto begins with"])
 
 
 def _held_out(num: int) -> list[str]:
@@ -174,9 +177,10 @@ def _print(found: Profile, machine: dict[str, Any], console: Console) -> None:
     hooks = found.ms_per_step / found.ms_without_hooks - 1
     lines = (
         f"without hooks: {found.ms_without_hooks:.3f} ms a step ({hooks:+.1%} with them)",
-        f"{found.steps} steps, {found.tokens} tokens a run; prompts read in "
+        f"{counted(found.steps, 'step')}, {counted(found.tokens, 'token')} a run; prompts read in "
         f"{found.reading_ms:.0f} ms beside them",
-        f"{found.bandwidth_gb_s:.1f} GB/s read at best by {machine['num_threads']} threads; "
+        f"{found.bandwidth_gb_s:.1f} GB/s read at best by "
+        f"{counted(machine['num_threads'], 'thread')}; "
         f"{machine['processor']}",
         *found.notes,
     )

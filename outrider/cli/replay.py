@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from outrider.cli import options, terminal
+from outrider.config import counted
 from outrider.errors import InvalidConfig
 
 if TYPE_CHECKING:
@@ -120,7 +121,10 @@ def _read(files: list[Path]) -> tuple[list[TracedText], Costs]:
 
     texts = [text for file in files for text in read_trace(file)]
     if not texts:
-        raise InvalidConfig(f"no round in {', '.join(map(str, files))}; trace a text first")
+        raise InvalidConfig(
+            f"no round in {', '.join(map(str, files))}; write a trace with "
+            "`outrider generate --trace FILE`"
+        )
     ran = [text for text in texts if not text.settings.observed]
     costs = costs_of(ran or texts)
     return [text for text in texts if text.settings.observed] or texts, costs
@@ -130,7 +134,7 @@ def _default(texts: list[TracedText], batch: int) -> list[str]:
     from outrider.control.guesses import together
     from outrider.control.record import depths_to_time
 
-    depth = max(text.settings.depth for text in texts)
+    depth = min(text.settings.depth for text in texts)
     own = [*(f"depth:{one}" for one in depths_to_time(depth) if one), "expected"]
     watched = together(texts)
     alike = all(one.keys() == watched[0].keys() for one in watched)
@@ -166,7 +170,10 @@ def _print(found: list[Replayed], seen: _Seen) -> None:
         )
     console.print(table)
     unknown = max(one.unknown for one in found)
-    lines = [f"{len(seen.best.steps)} texts, {seen.best.tokens} tokens, {seen.batch} at a time"]
+    lines = [
+        f"{counted(len(seen.best.steps), 'text')}, {counted(seen.best.tokens, 'token')}, "
+        f"{seen.batch} at a time"
+    ]
     several = sorted({one.settings.drafter for one in seen.texts if _chooses(one)})
     if several:
         lines.append(
@@ -175,8 +182,8 @@ def _print(found: list[Replayed], seen: _Seen) -> None:
         )
     if unknown:
         lines.append(
-            f"up to {unknown} rounds stand where the trace has no guess, and count as keeping "
-            "nothing there; trace with --observe"
+            f"up to {counted(unknown, 'round')} begin where the trace has no guess, and count as "
+            "keeping nothing there; trace with --observe"
         )
     for line in lines:
         console.out(line, style="dim", highlight=False)

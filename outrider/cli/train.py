@@ -12,6 +12,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from outrider.cli import terminal
+from outrider.config import counted
 from outrider.errors import InvalidConfig
 
 if TYPE_CHECKING:
@@ -214,7 +215,8 @@ def _shown(out: Path, run: Callable[[Callable[[Step], None]], Outcome]) -> int:
     if not joined().leads:
         return 0
     terminal.out().out(
-        f"{out}: step {outcome.step}, {outcome.tokens} tokens, {outcome.elapsed_s / 60:.1f} minutes"
+        f"{out}: step {outcome.step}, {counted(outcome.tokens, 'token')}, "
+        f"{outcome.elapsed_s / 60:.1f} minutes"
         + ("" if outcome.finished else "; not finished, the same command resumes it"),
         highlight=False,
     )

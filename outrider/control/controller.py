@@ -76,6 +76,7 @@ class Controller(SeveralDrafters):
         self.by_clock = True
         self.name = ",".join(drafter.name for drafter in drafters) if name is None else name
         self.settings = settings or ControlSettings()
+        self.max_depth = self.settings.max_depth
         self.settings.check_fallback(tuple(drafter.name for drafter in drafters))
         self._clock = clock
         self._known = Knowledge(self.drafters, costs)

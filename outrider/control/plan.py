@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from outrider.config import check_whole
+from outrider.config import check_whole, counted
 from outrider.control.costs import Costs
 from outrider.control.fit import costs_of
 from outrider.control.guesses import Guesses
@@ -66,10 +66,11 @@ class Candidate:
     def __str__(self) -> str:
         if self.depth == 0:
             return "none"
+        levels = counted(self.depth, "level")
         if self.shape is not None:
-            return f"{self.drafter}, {self.depth} levels, a shape of {len(self.shape)} nodes"
+            return f"{self.drafter}, {levels}, a shape of {counted(len(self.shape), 'node')}"
         if self.nodes is not None:
-            return f"{self.drafter}, {self.depth} levels, {self.nodes} nodes"
+            return f"{self.drafter}, {levels}, {counted(self.nodes, 'node')}"
         return f"{self.drafter}, k = {self.depth}"
 
 
@@ -89,6 +90,11 @@ class Prediction:
     speedup: Spread
     tokens_per_round: float
     stages: tuple[float, float, float]
+
+    @property
+    def plain_tokens_per_s(self) -> float:
+        """Of plain decoding as it was timed beside this drafter, which `speedup` is over."""
+        return self.tokens_per_s.mean / self.speedup.mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +225,7 @@ class _Planner:
 
     def __init__(self, requests: Requests, asked: Asked, search: Search, note: Note) -> None:
         self._requests, self._asked, self._search, self._note = requests, asked, search, note
+        self._steps_done = 0
         self._texts: dict[tuple[str, str | None, int], list[TracedText]] = {}
         self._timed: dict[tuple[str, str | None, int], tuple[list[TracedText], ...]] = {}
 
@@ -243,6 +250,15 @@ class _Planner:
             {drafter: self._acceptance(drafter) for drafter in search.drafters},
         )
 
+    def _begin(self, step: str) -> None:
+        """Tells which of how many steps begins now."""
+        search = self._search
+        kinds = [(drafter, rule) for drafter in search.drafters for rule in search.rules]
+        observed = sum(len(self._widths(*kind)) for kind in kinds)
+        steps = observed + len(search.batches) * (len(kinds) + (search.verify > 0))
+        self._steps_done += 1
+        self._note(f"{self._steps_done} of {steps}: {step}")
+
     def _widths(self, drafter: str, rule: str | None) -> tuple[int, ...]:
         """1 for chains; trees where drafter and rule have them."""
         certain = self._requests.engine.choice.of(drafter).certain
@@ -259,14 +275,14 @@ class _Planner:
         return replace(self._asked, drafter=drafter, rule=rule, depth=depth, batch=batch)
 
     def _observe(self, drafter: str, rule: str | None, width: int) -> None:
-        self._note(f"{drafter}: guesses behind every token" + (f", width {width}" * (width > 1)))
+        self._begin(f"{drafter}, guesses behind every token" + (f", width {width}" * (width > 1)))
         self._requests.engine.trees = None if width == 1 else TreeBudget(width, MAX_NODES)
         asked = self._with(drafter, rule, self._search.depth, None)
         self._texts[drafter, rule, width] = observed(self._requests, asked)
 
     def _time(self, drafter: str, rule: str | None, batch: int) -> None:
         """A few rounds of every depth, and of trees of some sizes."""
-        self._note(f"{drafter}: what rounds cost, {batch} at a time")
+        self._begin(f"{drafter}, what rounds cost, {batch} at a time")
         depth, engine = self._search.depth, self._requests.engine
         prompts = (list(self._asked.prompts) * batch)[: max(batch, 2)]
         asked = replace(self._with(drafter, rule, depth, batch), prompts=prompts)
@@ -351,7 +367,7 @@ class _Planner:
         if not best:
             return []
         batch = best[0].candidate.batch
-        self._note(f"running the best {len(best)}, {batch} at a time")
+        self._begin(f"running the best {len(best)}, {batch} at a time")
         plain = Candidate("none", best[0].candidate.rule, batch)
         arms = [plain, *(one.candidate for one in best)]
         runs = compared(self._requests, [arm_of(one, self._asked) for one in arms])

@@ -40,7 +40,7 @@ def replay(
     Raises:
         InvalidConfig: no text; what was run, of observed texts; an oracle for several texts; a
             threshold under `token` or `block`; a drafter that was not traced, or none named where
-            there are several; and what `rehearse` refuses.
+            there are several; more levels or nodes than were traced; and what `rehearse` refuses.
     """
     if not texts:
         raise InvalidConfig("no text to replay; trace one with `outrider generate --trace FILE`")
@@ -58,6 +58,8 @@ def replay(
     if isinstance(policy, Controlled):
         return rehearse(watched, policy, costs, batch=batch)
     assert isinstance(policy, Depths)
+    if isinstance(policy, Fixed):
+        _check_reach(watched, policy)
     steps: list[tuple[Step, ...]] = []
     wall_s = prompt_s = 0.0
     for first in range(0, len(watched), batch):
@@ -91,6 +93,22 @@ def _of_policy(watched: Watched, policy: Policy) -> Watched:
             f"say {next(iter(watched))}:{policy.name}"
         )
     return watched
+
+
+def _check_reach(texts: Sequence[Watched], policy: Fixed) -> None:
+    """Refuses a draft larger than the smallest bound that a text was traced under."""
+    settings = [guesses.text.settings for watched in texts for guesses in watched.values()]
+    deepest = min(one.depth for one in settings)
+    largest = min(one.depth if one.nodes is None else one.nodes for one in settings)
+    for what, asked, most, options in (
+        ("levels", policy.depth, deepest, "--depth"),
+        ("nodes", policy.nodes or 0, largest, "--width and --nodes"),
+    ):
+        if asked > most:
+            raise InvalidConfig(
+                f"policy {policy.name!r} asks for {asked} {what}, and drafts of the trace have "
+                f"{most} at most; ask for at most {most}, or trace anew with {options} {asked}"
+            )
 
 
 def _is_plain(policy: Policy) -> bool:

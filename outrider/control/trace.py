@@ -18,6 +18,7 @@ from outrider.types import RoundTrace
 
 VERSION = 2
 """Of the lines; another one is not read."""
+REMEDY = "write one with `outrider generate --trace FILE`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +140,12 @@ def read_trace(path: Path) -> list[TracedText]:
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    except (OSError, UnicodeError) as error:
-        raise InvalidConfig(f"the trace {str(path)!r} cannot be read: {error}") from error
+    except OSError as error:
+        raise InvalidConfig(
+            f"the trace {str(path)!r} cannot be read: {error.strerror}; {REMEDY}"
+        ) from error
+    except UnicodeError as error:
+        raise InvalidConfig(f"{str(path)!r} is no trace: it is no text; {REMEDY}") from error
     if lines and not lines[-1].endswith("\n"):
         lines.pop()
     settings: dict[int, TextSettings] = {}
@@ -152,7 +157,8 @@ def read_trace(path: Path) -> list[TracedText]:
             if "trace" in found:
                 if found["trace"] != VERSION:
                     raise InvalidConfig(
-                        f"the trace {str(path)!r} is of version {found['trace']}; {VERSION} is read"
+                        f"the trace {str(path)!r} is of version {found['trace']}; {VERSION} is "
+                        f"read; {REMEDY}"
                     )
                 settings[text] = TextSettings(
                     **{field.name: found[field.name] for field in fields(TextSettings)}
@@ -167,10 +173,18 @@ def read_trace(path: Path) -> list[TracedText]:
             if isinstance(error, InvalidConfig):
                 raise
             raise InvalidConfig(
-                f"line {number} of {str(path)!r} is no line of a trace ({error!r}); write one with "
-                "`outrider generate --trace FILE`"
+                f"line {number} of {str(path)!r} is no line of a trace ({_why(error)}); {REMEDY}"
             ) from error
     return [TracedText(settings[text], tuple(own)) for text, own in rounds.items() if own]
+
+
+def _why(error: Exception) -> str:
+    """What is wrong with a line, in words."""
+    if isinstance(error, json.JSONDecodeError):
+        return "it is no JSON"
+    if isinstance(error, KeyError):
+        return f"it has no {error.args[0]!r}"
+    return str(error) if isinstance(error, ValueError) else "its JSON says something else"
 
 
 def _check(one: TracedRound) -> None:

@@ -133,6 +133,9 @@ class Drafter(ABC):
     """Whether it draws nothing: its tokens are point masses and cost next to nothing."""
     by_clock: bool = False
     """Whether it drafts by measured times: then a rule in law gives no text twice."""
+    max_depth: int | None = None
+    """Tokens of a text that it was told to draft in a round at most; a request for more is refused.
+    None where nobody said."""
     wants_rows: bool = False
     """Whether `observe` is to be called."""
     taps: tuple[int, ...] = ()

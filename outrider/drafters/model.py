@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Sequenced
@@ -17,7 +16,7 @@ from outrider.decoding import Draft
 from outrider.decoding.laws import softmax_of
 from outrider.drafters.base import Drafter, Node, RoundDraws
 from outrider.drafters.stop import Stop, class_of
-from outrider.errors import OutriderWarning
+from outrider.errors import warn
 from outrider.models.base import Rows, Target
 from outrider.models.plan import chain_ancestors
 from outrider.noise import signed
@@ -75,12 +74,10 @@ class ModelDrafter(Drafter):
         limit = self.model.max_length
         if limit is not None and num_prompt >= limit and not self._warned:
             self._warned = True
-            warnings.warn(
+            warn(
                 f"a prompt of {num_prompt} tokens fills the draft model's context of {limit}: such "
                 "texts are decoded plainly; use a draft model with a longer context, or "
-                "drafter='ngram'",
-                OutriderWarning,
-                stacklevel=2,
+                "drafter='ngram'"
             )
 
     def never_asked(self) -> tuple[str, ...]:

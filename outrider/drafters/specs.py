@@ -51,10 +51,7 @@ class DrafterSpec:
         """
         kind, colon, path = spec.partition(":")
         if kind not in KINDS:
-            raise InvalidConfig(
-                f"drafter={spec!r} does not exist; drafters are {', '.join(SPECS)}, "
-                "or several as a+b" + nearest(kind, SPECS)
-            )
+            raise _unknown(spec)
         if kind == "early-exit" and ((colon and not path) or path.lstrip("+-").isnumeric()):
             return cls(kind, layers=_layers(spec, path))
         needs = kind in ("bridge", "eagle", "medusa")
@@ -111,6 +108,18 @@ def alternatives(spec: str, auto: tuple[str, ...]) -> tuple[str, ...]:
         elif one != "none":
             found.append(one)
     return tuple(found)
+
+
+def _unknown(spec: str) -> InvalidConfig:
+    """What is said of a spec that is no drafter's: the first part that no drafter goes by."""
+    parts = [part.strip() for part in re.split("[,+]", spec)]
+    wrong = next((part for part in parts if part.partition(":")[0] not in KINDS), spec)
+    where = f" in drafter={spec!r}" if wrong != spec else ""
+    return InvalidConfig(
+        f"drafter={wrong!r}{where} does not exist; drafters are {', '.join(SPECS)}, several "
+        "together as a+b, or a,b for the best of them in each round"
+        + nearest(wrong.partition(":")[0], SPECS)
+    )
 
 
 def _layers(spec: str, given: str) -> int:

@@ -14,6 +14,8 @@ from outrider.drafters import (
     RecycleDrafter,
     SeveralDrafters,
     SuffixDrafter,
+    alternatives,
+    names_alternatives,
 )
 from outrider.errors import InvalidConfig
 
@@ -63,6 +65,12 @@ class Choice:
                 "'ngram'; a Drafter is for LLM.load"
             )
         if spec not in self._made:
+            if names_alternatives(spec):
+                alternatives(spec, ())  # What names no drafter is refused as such.
+                raise InvalidConfig(
+                    f"drafter={spec!r}: one request chooses among none but the drafters that were "
+                    f"loaded to be chosen among; name {self._ready()}, or give {spec!r} to LLM.load"
+                )
             parts = [self._part(one) for one in DrafterSpec.parse_all(spec)]
             self._made[spec] = parts[0] if len(parts) == 1 else CombinedDrafter(parts)
         return self._made[spec]
@@ -73,14 +81,18 @@ class Choice:
         if spec.path is None and name in self._parts:
             return self._parts[name]
         if spec.kind not in WITHOUT_MODEL:
-            ready = dict.fromkeys(("none", *self._parts, *WITHOUT_MODEL))
             raise InvalidConfig(
                 f"drafter={name!r} is not loaded, and one request cannot load it; name "
-                f"{', '.join(ready)}, several as a+b, or give {name!r} to LLM.load"
+                f"{self._ready()}, or give {name!r} to LLM.load"
             )
         made = self._parts[spec.kind] = WITHOUT_MODEL[spec.kind]()
         self._added.append(made)
         return made
+
+    def _ready(self) -> str:
+        """What a request may name."""
+        names = dict.fromkeys(("none", *self._parts, *WITHOUT_MODEL))
+        return f"{', '.join(names)}, several as a+b"
 
     def target_changed(self) -> None:
         """Tells every drafter that the target has new weights."""

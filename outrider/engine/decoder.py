@@ -15,7 +15,7 @@ from outrider.engine.emit import Emitter
 from outrider.engine.engine import Engine
 from outrider.engine.requests import Requests
 from outrider.engine.settings import SpeculativeDecoderConfig
-from outrider.errors import InvalidConfig, VocabularyMismatch
+from outrider.errors import InvalidConfig, VocabularyMismatch, standing_at
 from outrider.models.base import Target
 from outrider.models.protocol import DraftModel, ProtocolTarget, Rng, TargetModel
 from outrider.types import Request, SpeculativeMetrics
@@ -151,20 +151,21 @@ class SpeculativeDecoder:
     ) -> list[list[int]]:
         """The continuation of each prefix; row by row what `generate` gives under the same seed."""
         sampling = self.config.sampling
-        prompts = [as_tokens("prefix", prefix) for prefix in _rows(prefixes)]
-        if max_tokens is not None:
-            if max_tokens == 0:
-                return [self._nothing(prompt) for prompt in prompts]
+        if max_tokens not in (None, 0):
             sampling = replace(sampling, max_tokens=max_tokens)
         if seed is not None:
             sampling = replace(sampling, seed=seed)
-        requests = [Request(prompt, sampling, rule=self.config.rule) for prompt in prompts]
+        rows = _rows(prefixes)
+        requests: list[Request] = []
+        for i, prefix in enumerate(rows):
+            with standing_at(f"prefixes[{i}]" if len(rows) > 1 else None):
+                prompt = as_tokens("prefix", prefix)
+                requests.append(Request(prompt, sampling, rule=self.config.rule))
+                self._requests.check(requests[-1])
+        if max_tokens == 0:
+            return [[] for _ in requests]
         done = self._requests.complete(requests)
         return [list(completion.token_ids) for completion in done]
-
-    def _nothing(self, prompt: tuple[int, ...]) -> list[int]:
-        self._requests.check(Request(prompt, self.config.sampling, rule=self.config.rule))
-        return []
 
 
 def _rows(prefixes: Any) -> list[Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import reprlib
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,9 +21,9 @@ from outrider.errors import (
     ModelError,
     OutOfMemory,
     OutriderError,
-    OutriderWarning,
     PromptTooLong,
     TokenOutOfRange,
+    warn,
 )
 from outrider.sequence import Sequence
 from outrider.types import Completion, Delta, Guide, Request
@@ -128,9 +127,15 @@ class Requests:
                 f"min_tokens={request.sampling.min_tokens} exceeds the {room} tokens the context "
                 f"of {target.max_length} leaves after the prompt; lower it, or shorten the prompt"
             )
+        drafter = self.engine.choice.of(request.drafter)
         if request.depth is not None:
             check_whole("depth", request.depth, 0)
-        self.engine.choice.of(request.drafter)
+            if drafter.max_depth is not None and request.depth > drafter.max_depth:
+                raise InvalidConfig(
+                    f"depth={request.depth} exceeds max_depth={drafter.max_depth}, which bounds "
+                    f"what drafter={drafter.name!r} may choose; ask for at most "
+                    f"{drafter.max_depth}, or load with max_depth={request.depth}"
+                )
         if request.drafter == "none" and request.depth:
             raise InvalidConfig(
                 f"drafter='none' and depth={request.depth!r} contradict each other; give one"
@@ -198,12 +203,10 @@ class Requests:
         if told or rule_named(text.rule, lossless=False).seeded:
             return
         self._told_of_seed = True
-        warnings.warn(
+        warn(
             f"rule={text.rule!r} with seed={text.seed}: who drafts is chosen by measured times, so "
             "one seed gives texts of one law and not one text; leave the rule out ('coupled' gives "
-            "the same text whoever drafts), or name one drafter, such as drafter='draft'",
-            OutriderWarning,
-            stacklevel=2,
+            "the same text whoever drafts), or name one drafter, such as drafter='draft'"
         )
 
     def stream(self, request: Request) -> Iterator[Delta]:

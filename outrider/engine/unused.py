@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 
 from outrider.engine.choice import Choice
-from outrider.errors import OutriderWarning
+from outrider.errors import warn
 from outrider.sequence import Sequence
 
 AFTER = 16
@@ -38,12 +37,10 @@ class Unused:
                 self._num_short += 1
         if self._num_texts >= AFTER:
             self._done = True
-            warnings.warn(
+            warn(
                 f"drafter={own.name!r}: {' and '.join(idle)} was loaded and has guessed in none of "
                 f"{self._num_texts} texts so far, as {self._reason()}; leave it out when loading "
-                "to have its memory back",
-                OutriderWarning,
-                stacklevel=2,
+                "to have its memory back"
             )
 
     def _reason(self) -> str:

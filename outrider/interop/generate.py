@@ -6,7 +6,6 @@ tokenizer. The engine makes the texts; this file says which, and puts them back 
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -18,7 +17,7 @@ from outrider.config import check_flag, check_rule, check_whole, nearest
 from outrider.decoding import rule_named
 from outrider.drafters import Drafter
 from outrider.engine import Emitter, Engine, Requests
-from outrider.errors import InvalidConfig, OutriderWarning
+from outrider.errors import InvalidConfig, warn
 from outrider.interop.asked import Ends, sampling_of
 from outrider.interop.drafting import Guess, Guesser
 from outrider.interop.fields import check_fields, check_handed, pad_of
@@ -171,11 +170,9 @@ class CustomGenerate:
     def _warn_unused(self, guess: Guess) -> None:
         if guess.depth == 0 and self._guesser.has_model and not self._warned:
             self._warned = True
-            warnings.warn(
+            warn(
                 "custom_generate was given a model that guesses, but num_assistant_tokens=0: it "
-                "is never asked; leave num_assistant_tokens out, or give at least 1",
-                OutriderWarning,
-                stacklevel=2,
+                "is never asked; leave num_assistant_tokens out, or give at least 1"
             )
 
 

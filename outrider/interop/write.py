@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from outrider.engine import Requests
 from outrider.engine.requests import raised
-from outrider.errors import InvalidConfig, OutriderWarning
+from outrider.errors import InvalidConfig, warn
 from outrider.interop.asked import Ends
 from outrider.interop.rows import Batch, Row
 from outrider.types import Request
@@ -67,11 +66,9 @@ def _warn_of_context(rows: list[Row], ends: Ends, context: int | None) -> None:
     for row in rows:
         cut = row.text.finish_reason == "length" and row.ends_at == len(row.made)
         if cut and most is not None and len(row.made) < most:
-            warnings.warn(
+            warn(
                 f"a text ended after {len(row.made)} of {most} new tokens, at the model's context "
-                f"of {context}; plain generate would have gone on beyond it",
-                OutriderWarning,
-                stacklevel=3,
+                f"of {context}; plain generate would have gone on beyond it"
             )
             return
 

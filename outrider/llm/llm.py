@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import reprlib
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -20,20 +19,21 @@ from outrider.config import (
     check_flag,
     check_rule,
     check_whole,
+    counted,
     known_options,
     nearest,
     shown,
 )
 from outrider.control import Controller, ControlSettings, Costs
 from outrider.control.measure import facts_of, measure_costs
-from outrider.control.stored import store
+from outrider.control.stored import place_of, store
 from outrider.cores import spinning
 from outrider.decoding import rule_named
 from outrider.drafters import Drafter, NoDrafter, alternatives, names_alternatives
 from outrider.engine import Emitter, Engine, Requests
 from outrider.engine.decoder import as_drafter
 from outrider.engine.settings import tree_budget
-from outrider.errors import EmptyPrompt, InvalidConfig, OutriderWarning, UnsupportedModel
+from outrider.errors import EmptyPrompt, InvalidConfig, UnsupportedModel, standing_at, warn
 from outrider.llm.first_load import refusal
 from outrider.llm.load import (
     Loaded,
@@ -49,6 +49,7 @@ from outrider.llm.options import Speculation
 from outrider.llm.profile import read_profile
 from outrider.models.grammar import Grammars
 from outrider.models.hf import HuggingFaceTarget
+from outrider.models.libllama import LibllamaTarget
 from outrider.models.protocol import DraftModel
 from outrider.models.text import Tokenizer
 from outrider.tree import TreeBudget
@@ -229,6 +230,8 @@ class LLM:
         if speculative_config is not None:
             asked = _instead(asked, drafter, speculative_config)
         bounds = {name: options.pop(name) for name in BOUNDS if name in options}
+        if asked.k is None and options.get("shape") is not None:
+            asked = replace(asked, k=TreeBudget.of_shape(options["shape"]).levels or None)
         asked = replace(asked, control=_control(asked.drafter, drafter, bounds))
         cache_bytes = options.pop("cache_bytes", None)
         place = Placement(
@@ -249,16 +252,23 @@ class LLM:
         share_cache(cache_bytes, target(), drafter)
         width = options.get("width", 1)
         k = asked.depth(width if isinstance(width, int) else 1)
-        if asked.k is None and options.get("shape") is not None:
-            k = TreeBudget.of_shape(options["shape"]).levels or k
         llm = cls(target(), tokenizer, drafter, k=k, rule=asked.rule, **options)
         spins = spinning(torch.get_num_threads()) if place.device in (None, "cpu") else None
         if spins is not None:
-            warnings.warn(spins, OutriderWarning, stacklevel=2)
+            warn(spins)
         if refused is not None:
             llm._refused = refused
-            warnings.warn(refused, OutriderWarning, stacklevel=2)
+            warn(refused)
         return llm
+
+    def __repr__(self) -> str:
+        """The model, what runs it, its arithmetic and place, and who guesses."""
+        info = self._target.info()
+        backend = "libllama" if isinstance(self._target, LibllamaTarget) else "transformers"
+        return (
+            f"LLM({str(self.tokenizer.folder)!r}, backend={backend!r}, dtype={info['dtype']!r}, "
+            f"device={info['device']!r}, drafter={self.drafter.name!r}, k={self._requests.depth})"
+        )
 
     @property
     def speculation_refused(self) -> str | None:
@@ -333,13 +343,10 @@ class LLM:
             )
         ]
         how = [How(*one, trace=trace) for one in zip(*said, strict=True)]
-        requests = [
-            request
-            for prompt, params, one in zip(several, each, how, strict=True)
-            for request in self._of(prompt, params, one)
-        ]
-        for request in requests:
-            self._requests.check(request)
+        requests: list[Request] = []
+        for i, one in enumerate(zip(several, each, how, strict=True)):
+            with standing_at(f"prompts[{i}]" if len(several) > 1 else None):
+                requests += self._of(*one)
         return self._requests.complete(requests)
 
     @known_options(*SAMPLING, aliases=CALL_ALIASES, note=NOTE)
@@ -368,7 +375,6 @@ class LLM:
         if params.n > 1:
             raise InvalidConfig(f"n={params.n}: a stream carries one text; use generate(...)")
         (request,) = self._of(prompt, params, How(depth, rule, drafter, tenant, trace))
-        self._requests.check(request)
         return self._requests.stream(request)
 
     def chat(
@@ -387,6 +393,7 @@ class LLM:
         return self.generate([self.tokenizer.chat(messages)], sampling_params, **how)
 
     def _of(self, prompt: Prompt, params: SamplingParams, how: How) -> list[Request]:
+        """The checked requests of one prompt."""
         if isinstance(prompt, str):
             tokens = tuple(self.tokenizer.encode(prompt)) if prompt else ()
         else:
@@ -398,7 +405,7 @@ class LLM:
         rule = self.rule if how.rule is None else how.rule
         if self._refused is not None:
             how = replace(how, depth=0, drafter=None)
-        return [
+        requests = [
             Request(
                 tokens,
                 params,
@@ -412,6 +419,9 @@ class LLM:
             )
             for sample in range(params.n)
         ]
+        for request in requests:
+            self._requests.check(request)
+        return requests
 
     def measure_costs(self, prompts: Prompt | Sequence[Prompt], *, limit_s: float = 25.0) -> Costs:
         """Measures what rounds cost on this machine, and keeps it: `auto` begins with it next time.
@@ -423,21 +433,37 @@ class LLM:
         Raises:
             InvalidConfig: a drafter that chooses nothing; a folder that cannot be written.
         """
-        engine = self._requests.engine
-        drafter = engine.drafter
+        drafters = self._chosen_among()
+        several = [
+            self.tokenizer.encode(one) if isinstance(one, str) else list(one)
+            for one in _several(prompts)
+        ]
+        target = self._requests.engine.target
+        costs = measure_costs(target, drafters, several, limit_s=limit_s)
+        store(costs, self._facts(drafters))
+        return costs
+
+    @property
+    def costs_file(self) -> Path:
+        """The file in which `measure_costs` keeps what it measured, whether it is there or not.
+
+        Raises:
+            InvalidConfig: a drafter that chooses nothing.
+        """
+        return place_of(self._facts(self._chosen_among()))
+
+    def _chosen_among(self) -> Sequence[Drafter]:
+        drafter = self.drafter
         if not isinstance(drafter, Controller):
             raise InvalidConfig(
                 f"drafter={drafter.name!r} chooses nothing, and needs no costs; load with "
                 "drafter='auto', or with alternatives as a,b"
             )
-        several = [
-            self.tokenizer.encode(one) if isinstance(one, str) else list(one)
-            for one in _several(prompts)
-        ]
-        costs = measure_costs(engine.target, drafter.drafters, several, limit_s=limit_s)
-        info = self._target.info()
-        store(costs, facts_of(str(self.tokenizer.folder), info, drafter.drafters))
-        return costs
+        return drafter.drafters
+
+    def _facts(self, drafters: Sequence[Drafter]) -> Mapping[str, Any]:
+        """What measured costs belong to."""
+        return facts_of(str(self.tokenizer.folder), self._target.info(), drafters)
 
     def update_weights(self, state: Mapping[str, torch.Tensor]) -> None:
         """Goes on with new weights of the target; texts under way build their caches anew.
@@ -539,8 +565,8 @@ def _per_prompt(name: str, value: Any, num_prompts: int) -> list[Any]:
     each = list(cast("Sequence[Any]", value))
     if len(each) != num_prompts:
         raise InvalidConfig(
-            f"{num_prompts} prompts came with {len(each)} values of {name}; give one for all, or "
-            "one per prompt"
+            f"{counted(num_prompts, 'prompt')} came with {counted(len(each), 'value')} of {name}; "
+            "give one for all, or one per prompt"
         )
     return each
 
@@ -577,7 +603,7 @@ def _each(params: Any, num_prompts: int) -> list[SamplingParams]:
             raise InvalidConfig(f"sampling_params={one!r}: SamplingParams(...) is due")
     if len(each) != num_prompts:
         raise InvalidConfig(
-            f"{num_prompts} prompts came with {len(each)} sampling params; give one for all, "
-            "or one per prompt"
+            f"{counted(num_prompts, 'prompt')} came with {len(each)} sampling params; give one for "
+            "all, or one per prompt"
         )
     return each

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,9 +29,9 @@ from outrider.engine.choice import WITHOUT_MODEL, parts_of
 from outrider.errors import (
     InvalidConfig,
     ModelError,
-    OutriderWarning,
     UnsupportedModel,
     VocabularyMismatch,
+    warn,
 )
 from outrider.llm.heads import HEADS, head_drafter
 from outrider.llm.options import Speculation
@@ -160,7 +159,7 @@ class Placement:
             if self.compile is True:
                 raise
             if not isinstance(error, UnsupportedModel):
-                warnings.warn(str(error), OutriderWarning, stacklevel=2)
+                warn(str(error))
         return target
 
 
@@ -419,9 +418,7 @@ def warn_of_templates(draft: Tokenizer, target: Tokenizer) -> None:
     if draft.has_chat_template == target.has_chat_template:
         return
     sides = ("draft model", "target") if target.has_chat_template else ("target", "draft model")
-    warnings.warn(
+    warn(
         f"the {sides[0]}'s tokenizer has no chat template and the {sides[1]}'s has one: the draft "
-        "model may guess badly in conversations; use a pair trained alike",
-        OutriderWarning,
-        stacklevel=2,
+        "model may guess badly in conversations; use a pair trained alike"
     )

@@ -157,6 +157,7 @@ class Speculation:
     control: ControlSettings | None = None
 
     def __post_init__(self) -> None:
+        self._check_bound()
         if self.exit_threshold is None:
             return
         check_between("exit_threshold", self.exit_threshold, 0.0, 1.0)
@@ -169,6 +170,15 @@ class Speculation:
             raise InvalidConfig(
                 f"exit_threshold={self.exit_threshold} is for the drafters early-exit:L and "
                 f"early-exit:PATH, not for {self.drafter!r}; leave one out"
+            )
+
+    def _check_bound(self) -> None:
+        """Refuses more tokens per round than a controller may let be guessed."""
+        most = None if self.control is None else self.control.max_depth
+        if most is not None and isinstance(self.k, int) and self.k > most:
+            raise InvalidConfig(
+                f"k={self.k} exceeds max_depth={most}, which bounds what drafter={self.drafter!r} "
+                f"may choose; give max_depth={self.k} too, or k={most} at most"
             )
 
     def depth(self, width: int = 1) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from outrider.cache import BLOCK_SLOTS, CacheManager
-from outrider.errors import InvalidConfig, ModelError, OutriderWarning, UnsupportedModel
+from outrider.errors import InvalidConfig, ModelError, UnsupportedModel, warn
 from outrider.models.adopting import as_it_was_if_refused, restore_layers
 from outrider.models.attention_cpu import attend_cpu
 from outrider.models.attention_op import Body
@@ -392,8 +391,7 @@ class HuggingFaceTarget(Target):
         except ModelError as error:
             if self._builds:
                 raise
-            said = f"the model's own forward is used: {error}"
-            warnings.warn(said, OutriderWarning, stacklevel=2)
+            warn(f"the model's own forward is used: {error}")
             found = None
         self._compiled_taps[layers] = found
         if found is None:

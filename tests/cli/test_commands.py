@@ -67,7 +67,7 @@ def test_the_demo_fails_when_one_token_differs(
     monkeypatch.setattr("outrider.cli.demo.measure", lambda *_, **__: next(runs))
     ran = outrider("demo", "--smoke")
     assert ran.code == 1
-    assert "tokens equal: no" in ran.out
+    assert "tokens equal: no" in ran.out and "under --strict they must be equal" in ran.out
 
 
 def test_doctor_reports_the_pair(outrider: Command, model: str) -> None:
@@ -83,8 +83,10 @@ def test_doctor_reports_the_pair(outrider: Command, model: str) -> None:
     for name in ("dtype", "device", "attention", "linears", "strict", "architecture", "vocab_size"):
         assert name in pair
     assert pair["path"] == "attention interface"
-    plain = outrider("doctor", "--model", model, "--drafter", "ngram")
+    plain = outrider("doctor", "--model", model)
     assert "strict self test" in plain.out
+    # Nothing was chosen yet, so there is nothing to tell of it.
+    assert "name auto" in plain.out and "  control" not in plain.out
 
 
 def test_doctor_says_why_a_pair_does_not_work(outrider: Command) -> None:

@@ -32,6 +32,8 @@ def assert_refused(ran: Ran, *words: str) -> None:
     [
         ((""), ("prompt is empty",)),
         (("x", "-k", "0"), ("depth=0", "--drafter none")),
+        (("x", "-k", "17"), ("k=17 exceeds max_depth=16", "'auto'", "max_depth=17 too")),
+        (("x", "-k", "9", "--max-depth", "8", "--drafter", "draft"), ("k=9 exceeds max_depth=8",)),
         (("x", "--tempo", "1"), ("--tempo", "--temperature")),
         (("x", "--temperature", "-1"), ("temperature=-1.0",)),
         (("x", "--temperature", "nan"), ("temperature=nan",)),
@@ -42,7 +44,7 @@ def assert_refused(ran: Ran, *words: str) -> None:
         (("x", "--seed", "-1"), ("seed=-1",)),
         (("x", "--model", "no/such/folder"), ("no/such/folder", "save_pretrained")),
         (("x", "--file", "prompt.txt"), ("exclude",)),
-        (("--file", "no/such/file"), ("no/such/file",)),
+        (("--file", "no/such/file"), ("no/such/file", "give a file of UTF-8 text")),
         (("x", "--dtype", "float7"), ("float7", "float32")),
         (("a\udcffb",), ("argument", "UTF-8")),
         (("x", "--device", "abacus"), ("'abacus'", "give cpu")),
@@ -64,7 +66,18 @@ def test_unknown_names_are_answered_with_the_nearest(outrider: Command, model: s
     generate = ("generate", "x", "--model", model)
     assert_refused(outrider("generte"), "generte", "generate")
     assert_refused(outrider(*generate, "--drafter", "ngrams"), "ngrams", "did you mean 'ngram'")
+    both = outrider(*generate, "--drafter", "ngram,sufix")
+    assert_refused(both, "drafter='sufix' in", "drafters are auto, none", "did you mean 'suffix'")
     assert_refused(outrider(*generate, "--rule", "blok"), "blok", "did you mean 'block'")
+
+
+def test_what_cannot_be_written_is_told_why(generate: Command, tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    ran = generate("x", "--trace", str(missing / "rounds.jsonl"))
+    assert_refused(ran, f"its folder {str(missing)!r} does not exist; make it first")
+    ran = generate("x", "--trace", str(tmp_path))
+    assert_refused(ran, "Is a directory; write elsewhere")
+    assert not missing.exists()
 
 
 def test_a_folder_that_is_no_model(outrider: Command, tmp_path: Path, model: str) -> None:
@@ -146,7 +159,9 @@ def test_a_full_disk_is_one_line(model: str) -> None:
             err = running.stderr.read()
         # Figures may stand before it: the text is written out as it comes, or at the end.
         assert running.returncode == 2, err
-        assert err.splitlines()[-1].startswith("error: the output cannot be written: No space left")
+        last = err.splitlines()[-1]
+        assert last.startswith("error: the output cannot be written: No space left")
+        assert "make room" in last
         assert "Traceback" not in err
         assert "Exception ignored" not in err
 

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from outrider import LLM, SamplingParams
+from outrider.cli.options import why_unequal
 from outrider.cli.terminal import escaped
 from outrider.cli.timing import Run
-from outrider.types import Delta
+from outrider.types import Delta, SpeculativeMetrics
 from tests.cli.conftest import PROMPT, Ran
 from tests.house.layout import ROOT
 
@@ -137,6 +138,36 @@ def test_half_a_comparison_is_none(
     assert "plain:" not in ran.err
     assert '"plain"' not in ran.out
     assert "interrupted before the comparison" in ran.err
+
+
+def parted(generate: Command, monkeypatch: pytest.MonkeyPatch, *words: str) -> Ran:
+    """A comparison in which the last token differs."""
+    runs = iter(
+        Run([Delta(0, "x", (1, last), ("bonus", "bonus"))], SpeculativeMetrics(wall_s=1.0))
+        for last in (2, 3)
+    )
+    monkeypatch.setattr("outrider.cli.generate.warm_up", lambda *_: None)
+    monkeypatch.setattr("outrider.cli.generate.measure", lambda *_, **__: next(runs))
+    return generate(PROMPT, "--compare", *words)
+
+
+def test_compare_says_why_tokens_are_not_equal(
+    generate: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loose = parted(generate, monkeypatch)
+    assert "tokens equal: no" in loose.err and "--strict makes them equal" in loose.err
+    strict = parted(generate, monkeypatch, "--strict")
+    assert "tokens equal: no" in strict.err and "this is a fault" in strict.err
+    assert "makes them equal" not in strict.err
+    file = {"strict": False, "attention": "libllama"}
+    assert "a GGUF file has no --strict" in why_unequal(file)
+    in_law = parted(generate, monkeypatch, "--temperature", "1")
+    assert "equal in law only" in in_law.err and "--strict" not in in_law.err
+
+
+def test_one_thing_is_not_several(generate: Command) -> None:
+    err = generate(PROMPT, "-n", "1").err
+    assert err.startswith("1 token, ")
 
 
 def test_compare_says_where_only_the_law_is_equal(generate: Command) -> None:

@@ -43,6 +43,9 @@ def test_the_json_the_profile_and_the_charts(planned: Command, tmp_path: Path) -
     assert ran.code == 0, ran.err
     found = json.loads(ran.out)
     kinds = [one["candidate"] for one in found["predictions"]]
+    for one in found["predictions"]:
+        over = one["tokens_per_s"]["mean"] / one["plain_tokens_per_s"]
+        assert one["speedup"]["mean"] == pytest.approx(over)
     assert {(kind["drafter"], kind["batch"], kind["depth"]) for kind in kinds} == {
         (name, batch, depth)
         for batch in (1, 2)
@@ -76,9 +79,28 @@ def test_the_table_and_the_advice(planned: Command, monkeypatch: pytest.MonkeyPa
     assert ran.code == 0
     lines = ran.out.splitlines()
     assert lines[0].strip() == "1 at a time" and lines[1].split()[:2] == ["drafts", "rule"]
-    assert lines[2].split()[0] == "none"
+    assert lines[2].split()[0] == "none" and lines[2].split()[2] == lines[2].split()[3]
+    assert "a speed-up is over its plain" in ran.out and "run, in turn" not in ran.out
     assert "Do not speculate 1 at a time" in ran.out and "would break even" not in ran.out
     assert "vllm serve" in ran.out and "speculat" not in ran.out.partition("elsewhere:")[2]
+
+
+def test_what_was_run_has_a_table_of_its_own(planned: Command) -> None:
+    """Nothing is wider than a usual terminal, and each figure stands below its name."""
+    lines = [line.rstrip() for line in planned().out.partition("\n\n")[0].splitlines()]
+    first = lines.index("run, in turn with plain decoding")
+    head, row = lines[first + 1 : first + 3]
+    assert head.split() == ["drafts", "rule", "tokens/s", "plain", "speed-up", "foretold"]
+    assert row.startswith("ngram, k = ")
+    assert all(len(line) <= 80 for line in lines if "speculate" not in line)
+
+
+def test_missing_prompts_are_told_before_any_work(
+    planned: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.cli.options.Loading.load", None)
+    ran = planned("--prompts", "/none")
+    assert ran.code == 2 and "/none" in ran.err
 
 
 @pytest.mark.parametrize(
@@ -91,7 +113,10 @@ def test_the_table_and_the_advice(planned: Command, monkeypatch: pytest.MonkeyPa
         (("--drafters", "ngram,,suffix"), "set apart by commas"),
         (("--num-prompts", "0"), "num-prompts=0"),
         (("--depth", "0"), "depth=0"),
-        (("--prompts", "/none"), "cannot be read"),
+        (
+            ("--prompts", "/none"),
+            "cannot be read: No such file or directory; give a file of prompts",
+        ),
         (("--rules", "blok"), "did you mean 'block'"),
         (("--save", "/none/plan.toml"), "its folder does not exist"),
     ],

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import torch
 
 from outrider.bench.machine import Machine
 from outrider.bench.profile import MEANINGS, STAGES, Profile, Stages
+from outrider.control.costs import Costs, DraftCost, ForwardCost
 from tests.cli.conftest import Ran
 
 Command = Callable[..., Ran]
@@ -61,6 +63,28 @@ def test_the_json(profiled: Command) -> None:
 
 def test_every_stage_is_explained() -> None:
     assert {stage for _, stage in STAGES} == set(MEANINGS)
+
+
+def test_costs_come_in_order_with_their_file(
+    outrider: Command, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = ((4, 8), (1, 5), (1, 1), (4, 4))
+    costs = Costs(
+        tuple(ForwardCost(texts, rows, 64, 1e-3 * rows) for texts, rows in rows),
+        {"suffix": DraftCost(1e-4), "ngram": DraftCost(1e-4)},
+    )
+    monkeypatch.setattr("outrider.llm.llm.measure_costs", lambda *_, **__: costs)
+    words = ("--model", model, "--drafter", "suffix,ngram", "--prompts", "1", *SHORT)
+    ran = outrider("profile", "--costs", *words)
+    assert ran.code == 0, ran.err
+    *lines, last = ran.out.splitlines()
+    assert [line.partition(" at ")[0] for line in lines[:4]] == [
+        "1 row of 1 text", "5 rows of 1 text", "4 rows of 4 texts", "8 rows of 4 texts"
+    ]  # fmt: skip
+    assert [line.partition(":")[0] for line in lines[4:]] == ["ngram", "suffix"]
+    file = Path(last.removeprefix("kept in ").partition(",")[0])
+    assert Costs.from_dict(json.loads(file.read_text())["costs"]) == costs
+    assert outrider("profile", "--costs", "--model", model, "--drafter", "ngram").code == 2
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_the_table(outrider: Command, traced: Path) -> None:
     assert {line.split()[0] for line in lines[1:-1]} == {
         "none", "depth:1", "depth:2", "depth:4", "expected", "auto", "oracle"
     }  # fmt: skip
-    assert lines[-1] == "1 texts, 24 tokens, 1 at a time" and ran.err == ""
+    assert lines[-1] == "1 text, 24 tokens, 1 at a time" and ran.err == ""
 
 
 def test_a_text_as_it_ran(outrider: Command, generate: Command, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_drafters_are_chosen_among(outrider: Command, generate: Command, tmp_pat
     assert sum(rounds["ngram:2"].values()) == stats["rounds"] + stats["plain_rounds"]
     assert [one["policy"] for one in found["policies"] if one["oracle"]] == ["oracle"]
     table = outrider("replay", str(file)).out
-    assert "ngram:1" in table and "auto" in table and "1 texts, 12 tokens" in table
+    assert "ngram:1" in table and "auto" in table and "1 text, 12 tokens" in table
     refused = outrider("replay", str(file), "--policy", "recycle:2")
     assert refused.code == 2 and "no guess of 'recycle'" in refused.err
 
@@ -128,6 +128,15 @@ def test_missing_matplotlib_is_told_before_any_work(
         (("none.jsonl",), "cannot be read"),
         (("{}", "--policy", "greedy"), "does not exist"),
         (("{}", "--policy", "traced"), "of an observed text"),
+        (
+            ("{}", "--policy", "depth:5"),
+            "4 at most; ask for at most 4, or trace anew with --depth 5",
+        ),
+        (("{}", "--policy", "ngram:20"), "asks for 20 levels"),
+        (
+            ("{}", "--policy", "tree:4,9"),
+            "asks for 9 nodes, and drafts of the trace have 4 at most",
+        ),
         (("{}", "--batch", "0"), "batch=0"),
         (("{}", "--batch", "2", "--png", "x.png"), "leave --batch out"),
     ],
@@ -137,6 +146,34 @@ def test_what_cannot_be_meant_is_refused(
 ) -> None:
     ran = outrider("replay", *(word.replace("{}", str(traced)) for word in words))
     assert ran.code == 2 and ran.out == "" and said in ran.err
+
+
+def test_observing_ends_with_what_to_do_next(generate: Command, tmp_path: Path) -> None:
+    """That nothing was kept is what was asked for, and no failure to be measured."""
+    file = tmp_path / "observed.jsonl"
+    err = generate(PROMPT, "--trace", str(file), "--observe", "--depth", "2", "-n", "8").err
+    assert err.startswith(f"8 tokens observed: behind each stands a guess in {file}")
+    assert f"outrider replay {file}" in err.splitlines()[0] and "acceptance" not in err
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\x81\x00", "is no trace: it is no text"),
+        (b"[1,\n", "it is no JSON"),
+        (b"[1]\n", "its JSON says something else"),
+        (b'{"a": 1}\n', "it has no 'text'"),
+        (b'{"text": 0, "trace": 1}\n', "is of version 1; 2 is read"),
+        (b"", "no round in"),
+    ],
+)
+def test_what_is_no_trace_is_told_how_to_make_one(
+    outrider: Command, tmp_path: Path, content: bytes, said: str
+) -> None:
+    (file := tmp_path / "file").write_bytes(content)
+    ran = outrider("replay", str(file))
+    assert ran.code == 2 and ran.out == "" and said in ran.err and str(file) in ran.err
+    assert "`outrider generate --trace FILE`" in ran.err and "Error" not in ran.err
 
 
 def test_observing_needs_a_trace(generate: Command) -> None:

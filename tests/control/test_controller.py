@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from outrider import SamplingParams
 from outrider.control import Controller, ControlSettings
 from outrider.control.guard import Guard, Pace
 from outrider.drafters import CombinedDrafter, GrammarDrafter, NgramDrafter, SuffixDrafter
 from outrider.errors import InvalidConfig
 from outrider.models.protocol import ProtocolTarget
-from outrider.types import StageTimes
+from outrider.types import Request, StageTimes
 from tests.control.clocked import Chant, World, fixed, plain
 
 COLD, WARM = 60, 240
@@ -212,6 +213,9 @@ def test_the_bounds_hold(monkeypatch) -> None:
     loose = World(monkeypatch, wrong=lambda place: 0.3)
     strict.run(WARM), loose.run(WARM)
     assert strict.engine.metrics.drafted < 0.3 * loose.engine.metrics.drafted
+    with pytest.raises(InvalidConfig, match=r"depth=3 exceeds max_depth=2.* ask for at most 2"):
+        world.requests.check(Request((1, 2), SamplingParams(), depth=3))
+    world.requests.check(Request((1, 2), SamplingParams(), depth=3, drafter="ngram"))
     kept = World(monkeypatch, wrong=lambda place: 1.0, fallback="draft")
     kept.run(COLD)
     assert kept.controller.report()["draft"]["rounds"] > 5

@@ -283,8 +283,9 @@ def test_one_text_of_noise_stops_alone(monkeypatch) -> None:
 def test_a_seed_that_times_decide_with_is_warned_of_once(monkeypatch) -> None:
     world = World(monkeypatch)
     law = SamplingParams(max_tokens=8, temperature=1.0, seed=3)
-    with pytest.warns(OutriderWarning, match=r"rule='block' with seed=3.*drafter='draft'"):
+    with pytest.warns(OutriderWarning, match=r"rule='block' with seed=3.*drafter='draft'") as told:
         world.requests.complete([Request((1, 2, 3), law, rule="block")])
+    assert told[0].filename == __file__
     # Once; and never where the seed holds, is not given, or one drafter is named.
     for rule, drafter, seed in (
         ("block", None, 3),

@@ -31,8 +31,8 @@ def served() -> Requests:
     return Requests(engine, depth=4, end_tokens=frozenset())
 
 
-def clocked(row_s: float, level_s: float):
-    """`timed`, but on a machine where a forward takes 10 and its rows and levels what they take."""
+def clocked(row_s: float, level_s: float, forward_s: float = 10.0):
+    """`timed`, but on a machine where a forward, its rows and levels take what is said."""
 
     def timed(requests, asked, depths) -> tuple[list[TracedText], list[TracedText]]:
         few = replace(asked, sampling=replace(asked.sampling, max_tokens=12))
@@ -46,7 +46,7 @@ def clocked(row_s: float, level_s: float):
                     times = replace(
                         one.trace.times,
                         draft_s=level_s * nodes if draws else 0.0,
-                        score_s=10.0 + row_s * one.trace.num_rows,
+                        score_s=forward_s + row_s * one.trace.num_rows,
                         verify_s=0.0,
                         commit_s=0.0,
                     )
@@ -84,6 +84,31 @@ def test_where_rows_are_cheap_the_best_is_deep_or_wide(monkeypatch: pytest.Monke
         assert one.acceptance is not None and one.acceptance < 0.1
 
 
+def test_each_speed_up_is_over_the_plain_rounds_timed_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One drafter is timed while the machine is at half its speed: its plain rounds are, too."""
+
+    def timed(requests, asked, depths):
+        slower = 20.0 if asked.drafter == "ngram" else 10.0
+        return clocked(0.01, 0.1, forward_s=slower)(requests, asked, depths)
+
+    monkeypatch.setattr(plan_module, "timed", timed)
+    found = plan(served(), Asked(PROMPTS, GREEDY, 0), replace(SEARCH, batches=(1,)))
+    plain = {one.candidate.drafter: one.plain_tokens_per_s for one in found.of(1)}
+    assert plain["draft"] == pytest.approx(plain["none"])
+    assert plain["ngram"] == pytest.approx(plain["none"] / 2, rel=0.01)
+    for one in found.of(1):
+        over = one.tokens_per_s.mean / one.plain_tokens_per_s
+        assert over == pytest.approx(one.speedup.mean)
+
+
+def test_a_level_and_a_node_are_one() -> None:
+    shape = Candidate("draft", "greedy", 1, 1, shape=(0, 0))
+    assert str(shape) == "draft, 1 level, a shape of 2 nodes"
+    assert str(Candidate("draft", "greedy", 1, 2, 3, 1)) == "draft, 2 levels, 1 node"
+
+
 def test_where_nothing_pays_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_module, "timed", clocked(1000.0, 100.0))
     found = plan(served(), Asked(PROMPTS, GREEDY, 0), SEARCH)
@@ -113,7 +138,13 @@ def test_the_best_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
     for one in found.verified:
         assert one.tokens_per_s > 0 and one.speedup.low <= one.speedup.mean <= one.speedup.high
         assert one.prediction.candidate.rule == "block"
-    assert said[-1].startswith("running the best 2")
+    assert said == [
+        "1 of 5: draft, guesses behind every token",
+        "2 of 5: draft, what rounds cost, 1 at a time",
+        "3 of 5: ngram, guesses behind every token",
+        "4 of 5: ngram, what rounds cost, 1 at a time",
+        "5 of 5: running the best 2, 1 at a time",
+    ]
     assert requests.engine.trees is None
 
 

@@ -129,6 +129,18 @@ def test_a_threshold_under_rules_in_law_is_refused() -> None:
         replay(texts, policy_of("threshold:0.3"), COSTS)
 
 
+def test_more_than_was_traced_is_refused() -> None:
+    """Of several texts the one with the smallest drafts says how deep all can be replayed."""
+    asked = Asked(PROMPTS[:1], GREEDY, 4)
+    trees = observed(served(trees=TreeBudget(2, 7)), asked)
+    with pytest.raises(InvalidConfig, match=r"'tree:4,8' asks for 8 nodes.* 7 at most"):
+        replay(trees, policy_of("tree:4,8"), COSTS)
+    both = trees + observed(served(), replace(asked, depth=2))
+    with pytest.raises(InvalidConfig, match=r"'depth:3' asks for 3 levels.* at most 2"):
+        replay(both, policy_of("depth:3"), COSTS)
+    assert replay(both, policy_of("depth:2"), COSTS).tokens == 60
+
+
 def test_texts_are_observed_side_by_side() -> None:
     with observing("greedy") as one, observing("block") as other:
         assert one.name != other.name and {one.name, other.name} <= set(RULES)

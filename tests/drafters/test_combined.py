@@ -147,7 +147,10 @@ def test_what_cannot_be_combined_is_named() -> None:
     with pytest.raises(InvalidConfig, match="1 drafters to combine"):
         CombinedDrafter([SuffixDrafter()])
     for spec, message in (
-        ("suffix+sufix", "did you mean 'suffix'"),
+        ("suffix+sufix", "'sufix' in drafter='suffix.sufix' does not exist.*mean 'suffix'"),
+        ("draft,drat", "'drat' in drafter='draft,drat' does not exist; .* a,b.* mean 'draft'"),
+        ("draft:./a+b,drat+ngram:x", "no other drafter takes anything"),
+        ("drat", "^drafter='drat' does not exist"),
         ("suffix+suffix", "twice"),
         ("none+suffix", "leave it out"),
         ("suffix+", "does not exist"),

@@ -103,6 +103,11 @@ def test_depth_and_rule_go_with_it() -> None:
         ({"drafter": "draft:/x"}, "'draft:/x' is not loaded"),
         ({"drafter": "ngram+int8"}, "'int8' is not loaded"),
         ({"drafter": "sufix"}, "did you mean 'suffix'"),
+        ({"drafter": "ngram,sufix"}, "'sufix' in .*did you mean 'suffix'"),
+        (
+            {"drafter": "draft,ngram"},
+            "'draft,ngram': one request .* none, draft, .* as a.b, or give",
+        ),
         ({"drafter": "none+ngram"}, "leave it out"),
         ({"drafter": NgramDrafter()}, "names its drafter by a spec"),
         ({"drafter": "none", "depth": 2}, "contradict"),

@@ -21,7 +21,7 @@ from outrider import (
 from outrider.drafters import ModelDrafter, NoDrafter, ProtocolDrafter
 from outrider.engine import Emitter, Engine, Requests
 from outrider.engine.text import TextAssembler
-from outrider.errors import InvalidConfig, ModelError, OutOfMemory, OutriderError
+from outrider.errors import EmptyPrompt, InvalidConfig, ModelError, OutOfMemory, OutriderError
 from outrider.models.protocol import ProtocolTarget
 from outrider.models.tabular import FixedDistTargetModel
 from outrider.types import Request
@@ -216,6 +216,9 @@ def test_arrays_and_tensors_are_prefixes() -> None:
     assert spec.generate_batch(np.array([[1, 2], [1, 2]]), 5, seed=1) == [wanted, wanted]
     with pytest.raises(InvalidConfig, match="prefixes"):
         spec.generate_batch(None, 5)  # type: ignore[arg-type]
+    for most in (5, 0):
+        with pytest.raises(EmptyPrompt, match=r"^prefixes\[1\]: "):
+            spec.generate_batch([[1, 2], []], most)
 
 
 ROW = np.log(np.full(5, 0.2))

@@ -105,6 +105,14 @@ def test_threads_share_one_llm(spec: LLM) -> None:
     assert [out[i] for i in range(3)] == alone
 
 
+def test_it_says_what_it_is(spec: LLM) -> None:
+    info = spec.info()
+    assert repr(spec) == (
+        f"LLM({info['model']!r}, backend='transformers', dtype={info['dtype']!r}, device='cpu', "
+        f"drafter='draft', k={info['k']})"
+    )
+
+
 def test_bad_requests_are_named(spec: LLM) -> None:
     with pytest.raises(EmptyPrompt):
         spec.generate("")
@@ -112,6 +120,15 @@ def test_bad_requests_are_named(spec: LLM) -> None:
         spec.generate([5] * 2048)
     with pytest.raises(TokenOutOfRange):
         spec.generate([[1, 10_000_000]])
+    for wrong, error in (
+        ("", EmptyPrompt), ([5] * 2048, PromptTooLong), ([10_000_000], TokenOutOfRange),
+        (None, InvalidConfig), (7.5, InvalidConfig),
+    ):  # fmt: skip
+        with pytest.raises(error, match=r"^prompts\[2\]: ") as found:
+            spec.generate([*PROMPTS[:2], wrong])
+        assert type(found.value) is error
+    with pytest.raises(InvalidConfig, match=r"^prompts\[1\]: depth=-1"):
+        spec.generate(PROMPTS[:2], depth=[None, -1])
     with pytest.raises(InvalidConfig, match="2 prompts came with 1"):
         spec.generate(PROMPTS[:2], [GREEDY])
     with pytest.raises(InvalidConfig, match="n=2"):

@@ -57,7 +57,7 @@ def test_streams_and_parameters_of_other_types_are_refused(llm: LLM) -> None:
             llm.generate(PROMPT, params)  # type: ignore[arg-type]
         with pytest.raises(InvalidConfig, match="sampling_params"):
             llm.stream(PROMPT, params)  # type: ignore[arg-type]
-    with pytest.raises(InvalidConfig, match="1 prompts came with 0"):
+    with pytest.raises(InvalidConfig, match="1 prompt came with 0"):
         llm.generate([PROMPT], [])
 
 
@@ -77,6 +77,9 @@ def test_streams_and_parameters_of_other_types_are_refused(llm: LLM) -> None:
         ({"rule": RULES["block"]}, "^rule=BlockRule: the name"),
         ({"strict": "no"}, "strict='no'"),
         ({"k": True}, "k=True"),
+        ({"k": 17}, "k=17 exceeds max_depth=16.*'auto'.*give max_depth=17 too, or k=16 at most"),
+        ({"k": 3, "max_depth": 2, "drafter": "draft"}, "k=3 exceeds max_depth=2"),
+        ({"shape": (0, 0, *range(2, 18))}, "k=17 exceeds max_depth=16"),
         ({"pack": "yes"}, "pack='yes'"),
         ({"cache_bytes": "1GB"}, "cache_bytes='1GB'"),
         ({"cache_bytes": 1}, "cache_bytes=1"),
