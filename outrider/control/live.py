@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from itertools import combinations
+from itertools import accumulate, combinations
 from statistics import median
-
-import numpy as np
 
 from outrider.control.costs import Costs
 
@@ -112,6 +110,45 @@ def _place(rows: int) -> int:
     return rows // step * step
 
 
+class _Kind:
+    """What is known of one kind of rounds.
+
+    Attributes:
+        cells, plain: what rounds took by their rows, and plain ones by their texts.
+        plain_count, plain_at: how many plain ones, and the last of them.
+        curve: seconds by rows; None where it is to be drawn.
+        given_up: the round after which it was given up last.
+        moved: whether a cell of it has moved.
+        most: the most rows that were timed, or measured before.
+    """
+
+    __slots__ = (
+        "cells",
+        "curve",
+        "given_up",
+        "most",
+        "moved",
+        "plain",
+        "plain_at",
+        "plain_count",
+    )
+
+    def __init__(self, most: int) -> None:
+        self.cells: dict[int, Recent] = {}
+        self.plain: dict[int, Recent] = {}
+        self.plain_count = self.plain_at = self.given_up = 0
+        self.curve: list[float] | None = None
+        self.moved = False
+        self.most = most
+
+    def gives_up(self, cell: Recent, now: int) -> bool:
+        """Whether the curve is to be drawn anew after a value of this cell."""
+        if self.curve is None or cell.few:
+            return True
+        self.moved = self.moved or cell.moved
+        return now - self.given_up >= (EVERY if self.moved else AT_LAST)
+
+
 class LiveRounds:
     """Seconds of the target's part of a round (score, verify, commit), by texts, rows and context.
 
@@ -126,14 +163,7 @@ class LiveRounds:
 
     def __init__(self, costs: Costs | None = None) -> None:
         self._costs = costs
-        self._plain: dict[tuple[int, int], dict[int, Recent]] = {}
-        self._cells: dict[tuple[int, int], dict[int, Recent]] = {}
-        self._plain_seen: dict[tuple[int, int], tuple[int, int]] = {}
-        self._curves: dict[tuple[int, int], list[float]] = {}
-        # Of each curve: the round after which it was given up last, and whether a cell has moved.
-        self._given_up: dict[tuple[int, int], int] = {}
-        self._moved: set[tuple[int, int]] = set()
-        self._most: dict[tuple[int, int], int] = {}
+        self._kinds: dict[tuple[int, int], _Kind] = {}
         self._measured_rows = 0 if costs is None else max(one.rows for one in costs.forwards)
         self._now = 0
         self.version = 0
@@ -143,46 +173,48 @@ class LiveRounds:
         self, texts: int, rows: int, context: int, seconds: float, now: int, *, plain: bool
     ) -> None:
         """Round `now`, of `texts` texts, scored `rows` rows in all; `plain`: one of each text."""
-        kind, self._now = (context, texts.bit_length()), now
-        place, most = _place(rows), self.most_rows(texts, context)
-        if place > most:
-            self._most[kind] = place
+        key, self._now = (context, texts.bit_length()), now
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = self._kinds[key] = _Kind(self._measured_rows)
+        place = _place(rows)
+        if place > kind.most:
+            kind.most = place
             self.version += 1
-        cell = _cell(self._cells, kind, place)
+        cell = kind.cells.get(place)
+        if cell is None:
+            cell = kind.cells[place] = Recent()
         cell.add(seconds, now)
         if plain:
-            self._plain_seen[kind] = self.plain_seen(texts, context)[0] + 1, now
-            own = _cell(self._plain, kind, _place(texts))
+            kind.plain_count += 1
+            kind.plain_at = now
+            own = kind.plain.setdefault(_place(texts), Recent())
             own.add(seconds, now)
             if own.moved:
                 own.drawn = own.value
                 self.version += 1
-        since = now - self._given_up.get(kind, 0)
-        if kind in self._curves and not cell.few:
-            if cell.moved:
-                self._moved.add(kind)
-            if since < (EVERY if kind in self._moved else AT_LAST):
-                return
-        self._given_up[kind] = now
-        self._moved.discard(kind)
-        self.version += 1
-        self._curves.pop(kind, None)
+        if kind.gives_up(cell, now):
+            kind.given_up, kind.moved, kind.curve = now, False, None
+            self.version += 1
 
     def plain_seen(self, texts: int, context: int) -> tuple[int, int]:
         """Plain rounds of this kind that were timed, and the last one."""
-        return self._plain_seen.get((context, texts.bit_length()), (0, 0))
+        kind = self._kinds.get((context, texts.bit_length()))
+        return (0, 0) if kind is None else (kind.plain_count, kind.plain_at)
 
     def plain_s(self, texts: int, context: int) -> float | None:
         """Seconds of a plain round; None where none was ever timed, nor measured before."""
         curve = self.curve(texts, context, texts)
-        found = self._plain.get((context, texts.bit_length()), {}).get(_place(texts))
-        if curve is None or found is None:
-            return None if curve is None else curve[texts]
-        return min(found.value, curve[texts])
+        if curve is None:
+            return None
+        kind = self._kinds.get((context, texts.bit_length()))
+        found = None if kind is None else kind.plain.get(_place(texts))
+        return curve[texts] if found is None else min(found.value, curve[texts])
 
     def most_rows(self, texts: int, context: int) -> int:
         """The most rows of a round of this kind that was timed, or measured before."""
-        return self._most.get((context, texts.bit_length()), self._measured_rows)
+        kind = self._kinds.get((context, texts.bit_length()))
+        return self._measured_rows if kind is None else kind.most
 
     def curve(self, texts: int, context: int, rows: int) -> list[float] | None:
         """Seconds by rows, at least up to `rows`; entry 0 is that of one row.
@@ -191,18 +223,20 @@ class LiveRounds:
         """
         return self._curve((context, texts.bit_length()), rows)
 
-    def _curve(self, kind: tuple[int, int], rows: int) -> list[float] | None:
-        known = self._curves.get(kind)
+    def _curve(self, key: tuple[int, int], rows: int) -> list[float] | None:
+        kind = self._kinds.get(key)
+        if kind is None:
+            # Another one's, and not to be kept: that one is drawn anew, and nearer ones come.
+            return self._elsewhere(key, rows)
+        known = kind.curve
         if known is None or len(known) <= rows:
-            if kind not in self._cells:
-                # Another one's, and not to be kept: that one is drawn anew, and nearer ones come.
-                return self._elsewhere(kind, rows)
-            known = self._drawn(kind, max(rows, 64 if known is None else 2 * len(known)))
-            self._curves[kind] = known
+            most = max(rows, 64 if known is None else 2 * len(known))
+            known = kind.curve = self._drawn(kind.cells, self._measured(key), most)
         return known
 
-    def _drawn(self, kind: tuple[int, int], rows: int) -> list[float]:
-        cells = self._cells[kind]
+    def _drawn(
+        self, cells: dict[int, Recent], measured: Callable[[int], float] | None, rows: int
+    ) -> list[float]:
         places = sorted(cells)
         heights = [cells[place].value for place in places]
         for place, height in zip(places, heights, strict=True):
@@ -211,7 +245,6 @@ class LiveRounds:
         for i in reversed(range(len(places))):
             heights[i] = min(heights[i], SPREAD * least)
             least = min(least, heights[i])
-        measured = self._measured(kind)
         line = _Line(places[0], heights[0], measured)
         for i, place in enumerate(places[1:], start=1):
             heights[i] = min(heights[i], cells[place].worth(line.at(place), self._now))
@@ -222,13 +255,11 @@ class LiveRounds:
         for place in (*more, rows + 1):
             if place not in table and (measured is not None or place > places[-1]):
                 table[place] = line.at(place)
-        known = sorted(table)
-        drawn = np.interp(np.arange(rows + 1), known, [table[place] for place in known])
-        return np.maximum.accumulate(drawn).tolist()
+        return _through(sorted(table.items()), rows)
 
-    def _measured(self, kind: tuple[int, int]) -> Callable[[int], float] | None:
+    def _measured(self, key: tuple[int, int]) -> Callable[[int], float] | None:
         """Seconds by rows as they were measured before, for texts and contexts in the middle."""
-        costs, (context, octave) = self._costs, kind
+        costs, (context, octave) = self._costs, key
         if costs is None:
             return None
         texts, tokens = max(1, 3 << octave >> 2), 3 * CONTEXT << context >> 2
@@ -240,30 +271,29 @@ class LiveRounds:
 
         return seconds
 
-    def _elsewhere(self, kind: tuple[int, int], rows: int) -> list[float] | None:
+    def _elsewhere(self, key: tuple[int, int], rows: int) -> list[float] | None:
         """What was measured before, or the curve of the nearest kind: of as many texts first."""
-        measured = self._measured(kind)
+        measured = self._measured(key)
         if measured is not None:
             return [measured(place) for place in range(rows + 1)]
-        context, octave = kind
+        context, octave = key
         near = min(
-            self._cells,
+            self._kinds,
             key=lambda own: (abs(own[1] - octave), abs(own[0] - context)),
             default=None,
         )
         return None if near is None else self._curve(near, rows)
 
 
-def _cell(
-    cells: dict[tuple[int, int], dict[int, Recent]], kind: tuple[int, int], place: int
-) -> Recent:
-    own = cells.get(kind)
-    if own is None:
-        own = cells[kind] = {}
-    found = own.get(place)
-    if found is None:
-        found = own[place] = Recent()
-    return found
+def _through(points: list[tuple[int, float]], rows: int) -> list[float]:
+    """Straight lines through the points, level before the first, and never down; up to `rows`."""
+    place, height = points[0]
+    drawn = [height] * (place + 1)
+    for far, end in points[1:]:
+        step = (end - height) / (far - place)
+        drawn += [height + step * i for i in range(1, far - place + 1)]
+        place, height = far, end
+    return list(accumulate(drawn[: rows + 1], max))
 
 
 class _Line:

@@ -144,6 +144,8 @@ def drawn(times: Times, drawing: Drawing) -> Plan | None:
     read_s = drawing.extra_s / times.texts
     tokens, rows, spent = float(times.texts), 0.0, drawing.start_s
     seconds, best_rate, best_depth, best_s = times.plain_s, 0.0, 0, 0.0
+    curve, last, plain_s = times.curve, len(times.curve) - 2, times.plain_s
+    beside_s = plain_s - curve[times.texts]
     for level in range(most):
         gained, texts = 0.0, 0
         for one in classes:
@@ -160,7 +162,11 @@ def drawn(times: Times, drawing: Drawing) -> Plan | None:
         rows += texts * offered[level] * new
         # The level is drafted while any text goes on.
         spent += level_s * (1.0 if num > 4 else 1.0 - (1.0 - offered[level]) ** texts)
-        seconds = spent + times.target_s(rows) + read_s * tokens
+        # As `target_s`, without the call.
+        at = times.texts + rows
+        row = min(int(at), last)
+        target_s = beside_s + curve[row] + (at - row) * (curve[row + 1] - curve[row])
+        seconds = spent + max(plain_s, target_s) + read_s * tokens
         if tokens > best_rate * seconds:
             best_rate, best_depth, best_s = tokens / seconds, level + 1, seconds
     if not best_depth:

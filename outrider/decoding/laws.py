@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _LEAST_SUM, _MOST_SUM = 1e-10, 1e17
 # Candidates looked at first when a nucleus has to be found in a wide row.
 _NUCLEUS_GUESS = 256
+# Entries that stand for themselves by their largest one while the likeliest tokens are looked for.
+_BLOCK = 64
 
 
 def fused(device: torch.device) -> bool:
@@ -241,6 +243,16 @@ def processed_probs(
     greedy_R = temperature_R == 0
     if greedy_R.any():
         return _with_greedy(scores_RV, greedy_R, controls)
+    if host.reads_free(scores_RV.device) and scores_RV.shape[1] >= 16 * _BLOCK:
+        few_R = (top_k_R > 0) & (2 * _BLOCK * top_k_R <= scores_RV.shape[1])
+        if few_R.any():
+            return _with_few(scores_RV, few_R, controls)
+    return _of_all(scores_RV, controls)
+
+
+def _of_all(scores_RV: Tensor, controls: Sequence[Tensor]) -> Tensor:
+    """The laws of warm rows, worked out of whole rows."""
+    temperature_R, top_k_R, top_p_R, min_p_R, typical_p_R = controls
     if (temperature_R != 1).any():
         scores_RV = scores_RV / temperature_R.to(scores_RV.dtype)[:, None]
     scores_RV = _on_rows(_top_k, scores_RV, (top_k_R > 0) & (top_k_R < scores_RV.shape[1]), top_k_R)
@@ -264,6 +276,53 @@ def _with_greedy(scores_RV: Tensor, greedy_R: Tensor, controls: Sequence[Tensor]
         warm = (control[warm_R] for control in controls)
         probs_RV[warm_R] = processed_probs(scores_RV[warm_R], *warm)
     return probs_RV
+
+
+def _with_few(scores_RV: Tensor, few_R: Tensor, controls: Sequence[Tensor]) -> Tensor:
+    """A batch in which top_k leaves few tokens of some rows, whose laws are worked out of these.
+
+    What a row becomes depends on no other row: those of one top_k are worked on together, as rows
+    of as many tokens, and a row of which ties let more stay is worked out whole.
+    """
+    top_k_R = controls[1]
+    probs_RV = torch.zeros_like(scores_RV)
+    whole_R = ~few_R
+    for k in top_k_R[few_R].unique().tolist():
+        rows = ((top_k_R == k) & few_R).nonzero().squeeze(1)
+        alone = len(rows) == len(scores_RV)
+        own_nV = scores_RV if alone else scores_RV[rows]
+        temperature_n, _, *rest = (control[rows] for control in controls)
+        largest_nK, ids_nK = _largest(own_nV, int(k) + 1)
+        largest_nK = largest_nK / temperature_n.to(scores_RV.dtype)[:, None]
+        cut_n = largest_nK[:, -1] < largest_nK[:, -2]
+        # Ids ascend: the order of ties in what follows.
+        ids_nk, order_nk = ids_nK[:, :-1].sort(-1)
+        kept_nk = largest_nK.gather(1, order_nk)
+        off = torch.zeros(len(rows), dtype=torch.float64)
+        law_nk = _of_all(kept_nk, (off + 1, off, *rest))
+        if alone and cut_n.all():
+            return probs_RV.scatter_(1, ids_nk, law_nk)
+        whole_R[rows] = ~cut_n
+        probs_RV[rows[cut_n]] = probs_RV[rows[cut_n]].scatter_(1, ids_nk[cut_n], law_nk[cut_n])
+    if whole_R.any():
+        own = [control[whole_R] for control in controls]
+        probs_RV[whole_R] = _of_all(scores_RV[whole_R], own)
+    return probs_RV
+
+
+def _largest(scores_RV: Tensor, num: int) -> tuple[Tensor, Tensor]:
+    """The `num` largest entries of wide rows, falling, and their ids, equals in any order.
+
+    They stand in the blocks with the `num` largest maxima, or beside all blocks.
+    """
+    width = scores_RV.shape[1] // _BLOCK * _BLOCK
+    tops_RC = scores_RV[:, :width].unflatten(1, (-1, _BLOCK)).amax(-1)
+    blocks_RK = tops_RC.topk(num, -1).indices
+    ids_RM = (blocks_RK[:, :, None] * _BLOCK + torch.arange(_BLOCK)).flatten(1)
+    rest = torch.arange(width, scores_RV.shape[1])
+    ids_RM = torch.cat((ids_RM, rest.expand(len(ids_RM), -1)), 1)
+    values_RK, places_RK = scores_RV.gather(1, ids_RM).topk(num, -1)
+    return values_RK, ids_RM.gather(1, places_RK)
 
 
 def _on_rows(

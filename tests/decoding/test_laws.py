@@ -156,6 +156,39 @@ def test_wide_rows_find_the_same_nucleus(ties: bool):
             assert_same_law(processed_probs(logits, *controls), oracle(logits, *controls))
 
 
+@pytest.mark.parametrize("width", [1024, 5005])
+@pytest.mark.parametrize("ties", [True, False])
+def test_few_of_a_wide_row_are_worked_on_alone(
+    width: int, ties: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """What top_k leaves of wide rows is all that is looked at; ties at its edge are kept whole."""
+    whole: list[int] = []
+    of_all = laws._of_all  # pyright: ignore[reportPrivateUsage]
+
+    def watched(scores: torch.Tensor, controls: Any) -> torch.Tensor:
+        whole.append(len(scores) if scores.shape[1] == width else 0)
+        return of_all(scores, controls)
+
+    monkeypatch.setattr(laws, "_of_all", watched)
+    logits = tied_logits(11, 6, width, ties)
+    logits[1, 3:] = -math.inf
+    logits[2, -5:] = logits[2].max() + torch.arange(5) / 2  # behind the last block, if at all
+    ks = torch.tensor([1, 8, 8, 3, 0, 5])
+    tops = torch.tensor([1.0, 0.9, 1.0, 0.7, 0.95, 1.0], dtype=torch.float64)
+    least = torch.tensor([0.0, 0.0, 0.05, 0.0, 0.0, 0.1], dtype=torch.float64)
+    temperatures = torch.tensor([1.0, 0.5, 1.3, 1.0, 0.8, 0.7], dtype=torch.float64)
+    mixed = processed_probs(logits, temperatures, ks, tops, least)
+    few = 6 - sum(whole)
+    # The row without top_k, and the one of three tokens where eight may stay, are worked on whole.
+    assert few == 4 or (ties and few < 4)
+    for row in range(6):
+        own = (temperatures[row], ks[row], tops[row], least[row])
+        alone = processed_probs(logits[row : row + 1], *(one[None] for one in own))
+        assert torch.equal(alone[0], mixed[row])
+        t, k, p, m = (float(one) for one in own)
+        assert_same_law(mixed[row : row + 1], oracle(logits[row : row + 1], t, int(k), p, m))
+
+
 def test_unpatched_transformers_keeps_the_same_probabilities():
     """Whatever the order of equals, what is kept weighs the same."""
     logits = tied_logits(4, 5, 64, ties=True)
