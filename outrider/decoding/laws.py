@@ -291,7 +291,7 @@ def _with_few(scores_RV: Tensor, few_R: Tensor, controls: Sequence[Tensor]) -> T
         rows = ((top_k_R == k) & few_R).nonzero().squeeze(1)
         alone = len(rows) == len(scores_RV)
         own_nV = scores_RV if alone else scores_RV[rows]
-        temperature_n, _, *rest = (control[rows] for control in controls)
+        temperature_n, _, *rest = controls if alone else [control[rows] for control in controls]
         largest_nK, ids_nK = _largest(own_nV, int(k) + 1)
         largest_nK = largest_nK / temperature_n.to(scores_RV.dtype)[:, None]
         cut_n = largest_nK[:, -1] < largest_nK[:, -2]
@@ -319,8 +319,9 @@ def _largest(scores_RV: Tensor, num: int) -> tuple[Tensor, Tensor]:
     tops_RC = scores_RV[:, :width].unflatten(1, (-1, _BLOCK)).amax(-1)
     blocks_RK = tops_RC.topk(num, -1).indices
     ids_RM = (blocks_RK[:, :, None] * _BLOCK + torch.arange(_BLOCK)).flatten(1)
-    rest = torch.arange(width, scores_RV.shape[1])
-    ids_RM = torch.cat((ids_RM, rest.expand(len(ids_RM), -1)), 1)
+    if width < scores_RV.shape[1]:
+        rest = torch.arange(width, scores_RV.shape[1])
+        ids_RM = torch.cat((ids_RM, rest.expand(len(ids_RM), -1)), 1)
     values_RK, places_RK = scores_RV.gather(1, ids_RM).topk(num, -1)
     return values_RK, ids_RM.gather(1, places_RK)
 
