@@ -43,6 +43,8 @@ from outrider.train.bigram import bigram_factors
 
 AUTO, PLAIN = "auto", "none"
 LOOK_UP_DEPTH = 8
+SMALL = 4
+"""Times as many groups of prompts of the small target: noise is much of a short round."""
 SETTLED = 50
 """Rounds after a change within which it is to be followed."""
 
@@ -182,7 +184,8 @@ def compared(load: Workload, options: argparse.Namespace, tick: Callable[[str], 
     """Everybody on one load, after a text of warm-up each."""
     pair = Pair(load, options)
     everyone = {AUTO: pair.auto(load.batch), **pair.fixed(load, options.k)}
-    groups = prompts_of(load, pair.tokenizer, options.groups + 1)
+    num = options.groups * (SMALL if load.target == "bundled" and not options.smoke else 1)
+    groups = prompts_of(load, pair.tokenizer, num + 1)
     warm = params_of(load, 0, min(options.tokens or load.num_tokens, options.warm))
     for llm in everyone.values():
         timed(llm, groups[-1], warm)

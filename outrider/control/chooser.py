@@ -94,15 +94,15 @@ class Chooser:
         if times is None:
             return Choice(NOTHING, UNTIMED)
         found = self._alternatives(view, times)
-        best, why, num = times.plain, PLAIN, len(view.texts)
+        best, why = times.plain, PLAIN
         due = best.rate_tok_s * (1 + UNEVEN * (1 - view.part))
         for one in found:
-            counted = one.counted_tok_s(num)
+            counted = one.counted_tok_s(len(view.texts), view.uneven)
             if counted > due:
                 best, why, due = one, MOST, counted
         for one in found:
             at_work = one.arm is not None and one.arm == self._at_work != best.arm
-            if at_work and due < HYSTERESIS * one.counted_tok_s(num):
+            if at_work and due < HYSTERESIS * one.counted_tok_s(len(view.texts), view.uneven):
                 best, why = one, HELD
         if why == PLAIN and self._fallback is not None:
             for one in found:
@@ -125,7 +125,7 @@ class Chooser:
         found: list[Plan | None] = []
         if any(view.offers) and self._allowed(None, view):
             chances = [() if offer is None else offer.survival for offer in view.offers]
-            found.append(plans.certain(times, chances))
+            found.append(plans.certain(times, chances, view.ending))
         for arm in self._weighed(view):
             if self.serves(arm, view.rule):
                 found.append(self._plan_of(arm, view, times))
@@ -192,10 +192,13 @@ class Chooser:
             # It is at work, and drafts others than these.
             idle = 1
         start_s, level_s = known.draft_s(arm, len(view.texts), times, trees)
-        classes: dict[tuple[int, int], int] = {}
+        classes: dict[tuple[int, int], list[int]] = {}
+        ending = set(view.ending)
         reading, usual = 0.0, self._settings.max_depth + 2
         # Once for each text: what is asked of the view elsewhere is written out.
-        for text, state, cap in zip(view.texts, view.states, view.caps, strict=True):
+        for b, (text, state, cap) in enumerate(
+            zip(view.texts, view.states, view.caps, strict=True)
+        ):
             if not cap or not state.rounds:
                 continue
             cell = book.drifted(text.key, idle) if idle else book.cell(text.key)
@@ -204,20 +207,25 @@ class Chooser:
             unread = len(text.tokens) - state.read.get(arm, 0)
             if unread > usual:
                 reading += unread / known.left(text)
-            classes[cell, cap] = classes.get((cell, cap), 0) + 1
+            own = classes.get((cell, cap))
+            if own is None:
+                own = classes[cell, cap] = [0, 0]
+            own[0] += 1
+            own[1] += b in ending
         most = max(view.caps, default=0)
         return Drawing(
             arm,
             level_s,
             [
-                Class(book.counts(cell).survival(most), cap, num)
-                for (cell, cap), num in classes.items()
+                Class(book.counts(cell).survival(most), cap, num, last)
+                for (cell, cap), (num, last) in classes.items()
             ],
             known.offered(arm) if trees is None else (),
             None if trees is None else self._rows(arm, view, trees, most),
             reading * known.token_s(arm, level_s, times) if reading else 0.0,
             trees,
             start_s,
+            len(ending),
         )
 
     def _rows(self, arm: int, view: View, trees: TreeBudget, depth: int) -> Sequenced[int]:
@@ -254,7 +262,7 @@ class Chooser:
             # What look-ups promise unevenly was not enough to be chosen, and is not enough here.
             rate, other = plan.rate_tok_s, best.rate_tok_s
             if kind is None:
-                rate, other = plan.counted_tok_s(len(view.texts)), due
+                rate, other = plan.counted_tok_s(len(view.texts), view.uneven), due
             lost_s = max(0.0, plan.expected_s * (1.0 - rate / other))
             if known.afford(kind, lost_s):
                 stake = Stake(lost_s, best.rate_tok_s)

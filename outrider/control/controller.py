@@ -36,8 +36,10 @@ from outrider.types import StageTimes
 READ_AHEAD = 512
 """A text of which a drafter has to read more than this is left to the engine for a step, which
 reads it in chunks where that is more than one."""
-SEASONED = 8
-"""Rounds of a text that are looked at, whatever other texts came to."""
+CHANCE = 0.5
+"""By so many times the root of its tokens a text may yet be overtaken that has most to make."""
+SEASONED, SEASONED_TOGETHER = 8, 2
+"""Rounds of a text that are looked at, whatever other texts came to; of many texts at a time."""
 
 
 class Controller(SeveralDrafters):
@@ -141,7 +143,7 @@ class Controller(SeveralDrafters):
         rest = self._rests.get(kind) or self._rests.setdefault(kind, Rest())
         # A fallback is asked for where nobody pays.
         quiet = self.settings.fallback == "none" and rest.holds(self._known.now)
-        self._resting = quiet and all(map(self._seasoned, texts))
+        self._resting = quiet and self._seasoned(texts)
         if self._resting:
             self._round = None
             for text in texts if self._reading else ():
@@ -164,12 +166,9 @@ class Controller(SeveralDrafters):
         """Learns from the round."""
         done, self._round = self._round, None
         if done is not None:
-            self._known.over(done, times)
-            drafted, sample = done.plan.depth > 0, done.choice.stake is not None
-            share = times.draft_s / max(times.score_s + times.verify_s + times.commit_s, 1e-9)
-            num = len(done.view.texts)
-            rest = self._rests[num.bit_length()]
-            rest.saw(self._known.now, num, share, drafted=drafted, sample=sample)
+            found, num = self._known.over(done, times), len(done.view.texts)
+            if found is not None:
+                self._rests[num.bit_length()].saw(self._known.now, num, *found)
         elif self._resting:
             self._known.rested(len(texts), times)
         super().timed(texts, times)
@@ -192,10 +191,11 @@ class Controller(SeveralDrafters):
             found = self._states[text.key] = State()
         return found
 
-    def _seasoned(self, text: Sequence) -> bool:
-        """Whether enough of a text's rounds were looked at to leave some out."""
-        state = self._states.get(text.key)
-        return state is not None and state.rounds >= SEASONED
+    def _seasoned(self, texts: Sequenced[Sequence]) -> bool:
+        """Whether enough of each text's rounds were looked at to leave some out."""
+        least = max(SEASONED_TOGETHER, SEASONED // len(texts))
+        states = (self._states.get(text.key) for text in texts)
+        return all(state is not None and state.rounds >= least for state in states)
 
     def _empty(self, num: int, draws: RoundDraws) -> Draft:
         """A draft of nothing for so many texts."""
@@ -218,6 +218,11 @@ class Controller(SeveralDrafters):
                 self._known.compare(text, state, 1 / len(texts))
         context = context_class(length // len(texts))
         width = 1 if draws.trees is None else draws.trees.width
+        times = self._known.times(len(texts), context, _most_rows(caps, draws), width)
+        # Elsewhere who ends early leaves its place to one that waits.
+        uneven = 0.0
+        if len(texts) > 1 and times is not None and not draws.followed:
+            uneven = self._known.full * times.fixed
         return View(
             texts=tuple(texts),
             states=states,
@@ -227,8 +232,10 @@ class Controller(SeveralDrafters):
             trees=draws.trees,
             max_certain=draws.max_certain,
             prompt_rows=prompt_rows,
-            times=self._known.times(len(texts), context, _most_rows(caps, draws), width),
+            times=times,
             offers=self._offers(texts, states, caps, draws),
+            uneven=uneven,
+            ending=_ending(texts) if uneven else (),
         )
 
     def _offers(
@@ -407,6 +414,13 @@ def _most_rows(caps: Sequenced[int], draws: RoundDraws) -> int:
     if draws.trees is None:
         return sum(caps)
     return sum(max(draws.trees.nodes, cap) for cap in caps if cap)
+
+
+def _ending(texts: Sequenced[Sequence]) -> list[int]:
+    """The texts that may end last: those with most to make, give or take what chance will do."""
+    left = [text.remaining for text in texts]
+    least = max(left) - CHANCE * max(left) ** 0.5
+    return [b for b, own in enumerate(left) if own >= least]
 
 
 def _bounded(draws: RoundDraws, trees: TreeBudget | None) -> AbstractContextManager[None]:

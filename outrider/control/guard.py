@@ -17,14 +17,16 @@ SLOWEST = 2.0
 """A round counts with this many times the time that was expected of it at most: a neighbour on the
 machine is no fault of the drafter's."""
 REMEMBERED = 7
-QUIET = 64
-"""Rounds of one text, one after another, in which nothing was drafted: then some are left out."""
-QUIET_TEXTS = 16
-"""Of so many texts or more a sixteenth of that: one that could gain is less of the whole."""
+ASKED = 64
+"""Rounds of one text in which drafters are asked before any is left out."""
+ASKED_TEXTS = 16
+"""Of so many texts or more a sixteenth of that: they tell as much."""
 LONGEST_REST = 16
 """Rounds left out one after another at most."""
+REST_STEP = 0.05
+"""Share of what asking has come to that the last round makes."""
 WORTH = 0.01
-"""The share of the time that asking may take without being worth a rest."""
+"""The share of the time that asking may lose without being worth a rest."""
 
 
 class Pace:
@@ -82,30 +84,31 @@ class Guard:
 
 
 class Rest:
-    """Rounds in which nobody is asked: where nobody pays for long, asking is all that costs.
+    """Rounds in which nobody is asked: where drafts save less than asking for them takes.
 
-    After `QUIET` rounds without a draft one is left out, then two, and so on, but no more than it
-    takes for asking to cost `WORTH` of the time; between them is one round as ever. Samples are no
-    drafts, but none is followed by a rest.
+    The ledger of asking: of rounds that drafted what they saved, of others what asking took. Where
+    it has lost, one round is left out, then two, and so on, but no more than it takes to lose
+    `WORTH` of the time; between them is one round as ever.
     """
 
     def __init__(self) -> None:
-        self._quiet = self._until = 0
+        self._asked = self._until = 0
         self._length = 1
+        self._saved_s = self._spent_s = 0.0
 
     def holds(self, now: int) -> bool:
         """Whether this round is left out."""
         return now < self._until
 
-    def saw(self, now: int, texts: int, share: float, *, drafted: bool, sample: bool) -> None:
-        """Round `now`, of so many texts, was not left out; asking took this share beside it."""
-        if sample:
-            return
-        if drafted:
-            self._quiet, self._length = 0, 1
-            return
-        self._quiet += min(texts, QUIET_TEXTS)
-        if self._quiet >= QUIET:
-            longest = min(LONGEST_REST, int(share / WORTH))
+    def saw(self, now: int, texts: int, saved_s: float, spent_s: float) -> None:
+        """Round `now`, of so many texts, was not left out; it saved so much of so much time."""
+        self._saved_s += REST_STEP * (saved_s - self._saved_s)
+        self._spent_s += REST_STEP * (spent_s - self._spent_s)
+        self._asked += min(texts, ASKED_TEXTS)
+        longest = min(LONGEST_REST, int(-self._saved_s / (WORTH * self._spent_s)))
+        if saved_s > 0 or longest < 1:
+            # What has just paid is likely to pay at once again.
+            self._length = 1
+        elif self._asked >= ASKED:
             self._until = now + 1 + min(self._length, longest)
             self._length = min(LONGEST_REST, 2 * self._length)

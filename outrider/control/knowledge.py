@@ -40,6 +40,8 @@ class Knowledge:
 
     Attributes:
         now: number of the round under way.
+        full: share of texts that ended with as many tokens as they might have, lately: of such it
+            is known who ends last.
         budgets: seconds that samples may lose, of each drafter that draws, and of certain drafters
             together (None).
         guards: a ledger of each of these, drafting trees or not, with about so many texts under one
@@ -61,6 +63,7 @@ class Knowledge:
         self._books: dict[tuple[int, str, TreeBudget | None], Book] = {}
         self._times: dict[tuple[int, int], tuple[int, Times]] = {}
         self._num_output = 64.0
+        self.full = 0.5
         self._timed = False
         self.now = 0
         kinds: list[int | None] = list(range(len(drafters)))
@@ -139,7 +142,8 @@ class Knowledge:
         if plain_s is None or curve is None:
             return None
         # A clock may be too coarse to see a round at all.
-        found = Times(num_texts, max(plain_s, 1e-9), curve, 2 * seen + 4)
+        fixed = self._live.fixed(num_texts, context)
+        found = Times(num_texts, max(plain_s, 1e-9), curve, 2 * seen + 4, fixed)
         self._times[num_texts, context] = self._live.version, found
         return found
 
@@ -207,8 +211,12 @@ class Knowledge:
         tally.reasons[RESTING] = tally.reasons.get(RESTING, 0) + 1
         self._earn(took_s)
 
-    def over(self, done: Round, times: StageTimes) -> None:
-        """A round is over."""
+    def over(self, done: Round, times: StageTimes) -> tuple[float, float] | None:
+        """A round is over; seconds that asking in it saved, and that the round took.
+
+        None where the round does not tell: of a sample, of one that read prompts, and where plain
+        decoding was not timed.
+        """
         view, plan = done.view, done.plan
         num, rows = len(view.texts), sum(done.offered)
         made = num + sum(done.kept.values())
@@ -229,17 +237,25 @@ class Knowledge:
         for state in view.states:
             state.rounds += 1
         if plain_s is None:
-            return
+            return None
         took_s = (target_s if clean else max(target_s, plain_s)) + times.draft_s
         self._earn(took_s)
+        # In rounds of plain decoding.
+        worth = made / num
+        if view.uneven and rows:
+            worth -= view.uneven * (worth - _nearer_to_the_end(done))
         stake = done.choice.stake
-        if stake is not None and not done.waiting:
-            spent_s = min(took_s, SLOWEST * plan.expected_s)
-            lost_s = max(0.0, spent_s - made / stake.rate_tok_s)
-            # It gives back what it did not lose.
-            self.budgets[plan.arm] += stake.lost_s - lost_s
-        if (rows or plan.arm is not None) and stake is None:
-            self._settle(done, made, plain_s, took_s)
+        if stake is not None:
+            if not done.waiting:
+                spent_s = min(took_s, SLOWEST * plan.expected_s)
+                lost_s = max(0.0, spent_s - num * worth / stake.rate_tok_s)
+                # It gives back what it did not lose.
+                self.budgets[plan.arm] += stake.lost_s - lost_s
+            return None
+        if rows or plan.arm is not None:
+            found = self._settle(done, worth, plain_s, took_s)
+            return found if clean else None
+        return (-times.draft_s, plain_s + times.draft_s) if clean else None
 
     def _earn(self, took_s: float) -> None:
         """What samples may lose grows by a share of the time."""
@@ -248,8 +264,13 @@ class Knowledge:
         for kind, saved_s in self.budgets.items():
             self.budgets[kind] = min(saved_s + grown_s, max(most, self._wanted[kind]))
 
-    def _settle(self, done: Round, made: int, plain_s: float, took_s: float) -> None:
-        """Into the ledgers: of all texts of the round, and of each that was drafted for."""
+    def _settle(
+        self, done: Round, worth: float, plain_s: float, took_s: float
+    ) -> tuple[float, float]:
+        """Into the ledgers: of all texts of the round, and of each that was drafted for.
+
+        It is worth so many plain rounds. Seconds that were saved, and that the round took.
+        """
         view, plan = done.view, done.plan
         num, expected_s = len(view.texts), max(plan.expected_s, plain_s, 1e-9)
         key = (plan.arm, plan.trees is not None, num.bit_length(), view.rule)
@@ -258,10 +279,11 @@ class Knowledge:
             pace = self._paces[key] = Pace()
             self.guards[key] = Guard()
         took_s = pace.usual_s(took_s, expected_s)
-        self.guards[key].saw(self.now, plain_s * made / num, took_s)
+        self.guards[key].saw(self.now, plain_s * worth, took_s)
+        found = plain_s * worth - took_s, took_s
         rows = sum(done.offered)
         if num == 1 or not rows:
-            return
+            return found
         own_s = plain_s / num
         row_s = max(0.0, took_s - plain_s) / rows
         drawn = plan.arm, plan.trees is not None
@@ -269,11 +291,12 @@ class Knowledge:
             if done.served[b] is None or not offered:
                 continue
             own, guards = (None, False) if done.taken[b] else drawn, view.states[b].guards
-            found = guards.get(own)
-            if found is None:
-                found = guards[own] = Guard(ENOUGH_OF_TEXT, MARGIN_OF_TEXT)
+            guard = guards.get(own)
+            if guard is None:
+                guard = guards[own] = Guard(ENOUGH_OF_TEXT, MARGIN_OF_TEXT)
             gained_s = own_s * (1 + done.kept.get(view.texts[b].key, 0))
-            found.saw(self.now, gained_s, own_s + row_s * offered)
+            guard.saw(self.now, gained_s, own_s + row_s * offered)
+        return found
 
     def _keep(self, done: Round) -> None:
         """What was kept of whose tokens."""
@@ -360,5 +383,13 @@ class Knowledge:
         """A text is over, or begins anew."""
         if text.finished:
             self._num_output += 0.1 * (text.num_output - self._num_output)
+            self.full += 0.1 * ((text.remaining < 1) - self.full)
         for book in self._books.values():
             book.close(text.key)
+
+
+def _nearer_to_the_end(done: Round) -> int:
+    """Tokens by which the text that has most still to make has fewer than the one that had."""
+    left = [0 if text.finished else text.remaining for text in done.view.texts]
+    kept = (done.kept.get(text.key, 0) for text in done.view.texts)
+    return max(1 + own + more for own, more in zip(left, kept, strict=True)) - max(left)

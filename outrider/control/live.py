@@ -38,6 +38,8 @@ EVERY = 16
 timed it is at once."""
 MOVED = 0.02
 """Share by which a cell's value has to differ for that from what it was."""
+FIXED = 0.5
+"""Share of a plain round that it is taken to take at least however many texts are left."""
 AT_LAST = 64
 """Rounds after which it is drawn anew in any case: values grow old."""
 
@@ -210,6 +212,17 @@ class LiveRounds:
         kind = self._kinds.get((context, texts.bit_length()))
         found = None if kind is None else kind.plain.get(_place(texts))
         return curve[texts] if found is None else min(found.value, curve[texts])
+
+    def fixed(self, texts: int, context: int) -> float:
+        """The share of a plain round that it takes when a few texts are less, half at least."""
+        whole_s = self.plain_s(texts, context)
+        kinds = (self._kinds.get((context, n)) for n in range(texts.bit_length() - 1, 0, -1))
+        fewer = next((kind.plain for kind in kinds if kind is not None and kind.plain), None)
+        if whole_s is None or fewer is None:
+            return FIXED
+        few = min(fewer)
+        rest_s = (texts * fewer[few].value - few * whole_s) / (texts - few)
+        return min(max(rest_s / whole_s, FIXED), 1.0)
 
     def most_rows(self, texts: int, context: int) -> int:
         """The most rows of a round of this kind that was timed, or measured before."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence as Sequenced
 from dataclasses import dataclass, field
-from operator import itemgetter, mul
+from operator import itemgetter
 
 from outrider.tree import TreeBudget
 
@@ -30,7 +30,7 @@ class Plan:
         expected_s: seconds that the round is to take.
         only: the one text that is drawn for; None where all are.
         trees: how large the drafter's trees may be; None where it drafts chains.
-        served: texts that gain by it: as many as would gain that much if all of them gained alike.
+        last: tokens that it promises beyond the target's to a text that will end last.
     """
 
     arm: int | None
@@ -40,17 +40,15 @@ class Plan:
     lengths: Sequenced[int] = ()
     only: int | None = None
     trees: TreeBudget | None = None
-    served: float = 0.0
+    last: float = 0.0
 
-    def counted_tok_s(self, texts: int) -> float:
-        """Its rate in a round of so many texts, gains that few of them have counting less.
+    def counted_tok_s(self, texts: int, uneven: float) -> float:
+        """Its rate in a round of so many texts, as if all gained like those that will end last.
 
-        Texts that are done before their neighbours save their own rows from there on, about half of
-        their share of a forward: a gained token counts whole where all texts gain, and half where
-        one of many does.
+        That is so for the share `uneven` of what a round takes; the rest is each text's own.
         """
-        plain = texts / self.expected_s
-        return plain + (self.rate_tok_s - plain) * (1 + self.served / texts) / 2
+        together = texts * (1.0 + self.last) / self.expected_s
+        return self.rate_tok_s + uneven * (together - self.rate_tok_s)
 
 
 @dataclass(slots=True)
@@ -62,12 +60,14 @@ class Times:
         plain_s: of a round that drafts nothing.
         curve: seconds by rows, up to the most rows asked for, or a few times the most ever timed.
         most: rows of all texts that are weighed at most: what is not measured is come to in steps.
+        fixed: the share of `plain_s` that a round takes however many texts are left.
     """
 
     texts: int
     plain_s: float
     curve: Sequenced[float]
     most: int = 1 << 30
+    fixed: float = 0.5
     _knots: list[int] | None = field(default=None, init=False, repr=False)
     _plain: Plan | None = field(default=None, init=False, repr=False)
 
@@ -102,11 +102,12 @@ class Times:
 
 @dataclass(slots=True)
 class Class:
-    """Texts with the same chances: how many, and how deep they may be drafted for."""
+    """Texts with the same chances: how many, how deep they may be drafted for, who ends last."""
 
     survival: Sequenced[float]
     depth: int
     num: int
+    last: int = 0
 
 
 @dataclass(slots=True)
@@ -123,6 +124,7 @@ class Drawing:
             of each token that every text gains.
         trees: how large its trees may be; None for chains.
         start_s: seconds before the first level.
+        last: how many texts will end last, whether it would draft for them or not.
     """
 
     arm: int
@@ -133,6 +135,7 @@ class Drawing:
     extra_s: float = 0.0
     trees: TreeBudget | None = None
     start_s: float = 0.0
+    last: int = 0
 
 
 def drawn(times: Times, drawing: Drawing) -> Plan | None:
@@ -171,17 +174,22 @@ def drawn(times: Times, drawing: Drawing) -> Plan | None:
             best_rate, best_depth, best_s = tokens / seconds, level + 1, seconds
     if not best_depth:
         return None
-    gains = [(one.num, sum(one.survival[: min(best_depth, one.depth)])) for one in classes]
-    served = _even(sum(n * own for n, own in gains), sum(n * own * own for n, own in gains))
-    return Plan(drawing.arm, best_depth, best_rate, best_s, trees=drawing.trees, served=served)
+    last = 0.0
+    if drawing.last:
+        ends = ((one.last, one.survival[: min(best_depth, one.depth)]) for one in classes)
+        last = sum(num * sum(own) for num, own in ends if num) / drawing.last
+    return Plan(drawing.arm, best_depth, best_rate, best_s, trees=drawing.trees, last=last)
 
 
-def certain(times: Times, chances: Sequenced[Sequenced[float]]) -> Plan | None:
+def certain(
+    times: Times, chances: Sequenced[Sequenced[float]], ending: Sequenced[int] = ()
+) -> Plan | None:
     """How much to take of each text's certain offer, whose tokens survive with these chances.
 
     A token is worth its chance and costs a row, whichever text it is of; chances fall along an
     offer, so the best so many of all are each text's first ones. Texts that share one list of
     chances are weighed together: along a straight piece of the curve the best is at an end.
+    `ending` are the texts that will end last.
     """
     alike: dict[int, list[int]] = {}
     for b, own in enumerate(chances):
@@ -228,10 +236,5 @@ def certain(times: Times, chances: Sequenced[Sequenced[float]]) -> Plan | None:
             lengths[b] += 1
             gains[b] += chance
         best_rows -= len(members)
-    served = _even(sum(gains), sum(map(mul, gains, gains)))
-    return Plan(None, max(lengths), best_rate, best_s, tuple(lengths), served=served)
-
-
-def _even(gained: float, squared: float) -> float:
-    """How many texts would gain as much if they gained alike, from their gains and the squares."""
-    return gained * gained / squared if squared else 0.0
+    last = sum(gains[b] for b in ending) / len(ending) if ending else 0.0
+    return Plan(None, max(lengths), best_rate, best_s, tuple(lengths), last=last)

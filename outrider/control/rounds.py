@@ -77,6 +77,8 @@ class View:
         prompt_rows: rows of prompts that are read in this round, beside the last of each.
         times: what rounds take; None before any was timed.
         offers: each text's best certain draft.
+        uneven: the share of a round that only the text that ends last can save.
+        ending: the texts that may be that one, where there is such a share.
     """
 
     texts: Sequenced[Sequence]
@@ -89,6 +91,8 @@ class View:
     prompt_rows: int
     times: Times | None
     offers: Sequenced[Offer | None]
+    uneven: float = 0.0
+    ending: Sequenced[int] = ()
 
     @property
     def clean(self) -> bool:

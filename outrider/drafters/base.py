@@ -53,9 +53,11 @@ class RoundDraws(Protocol):
 
     Attributes:
         trees: how large trees may be; None where chains are to be drafted.
+        followed: whether other texts wait for the place of one that is done.
     """
 
     trees: TreeBudget | None
+    followed: bool
 
     @property
     def max_certain(self) -> int:

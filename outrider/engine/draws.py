@@ -23,6 +23,7 @@ class GroupDraws:
 
     def __init__(self, group: Group, noise_B: RoundNoise, vocab_size: int) -> None:
         self.trees = group.trees
+        self.followed = group.followed
         self._draws = Draws(group.rule, noise_B)
         self._noise = noise_B
         self._controls = group.controls

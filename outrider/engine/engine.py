@@ -146,6 +146,7 @@ class Engine:
             if kept is None or kept.texts != texts:
                 rule = rule_named(key[1], lossless=False)
                 kept = Group(texts, self._drafter(texts[0]), rule, self.trees)
+            kept.followed = bool(self._scheduler.waiting)
             groups[key] = kept
         self._groups = groups
         return list(groups.values())

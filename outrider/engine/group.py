@@ -37,7 +37,11 @@ _AT_ONCE = 1 << 19
 
 
 class Group:
-    """B texts that share a drafter and a rule, from round to round while they stay together."""
+    """B texts that share a drafter and a rule, from round to round while they stay together.
+
+    Attributes:
+        followed: whether other texts wait for the place of one that is done.
+    """
 
     def __init__(
         self,
@@ -50,6 +54,7 @@ class Group:
         self.drafter = drafter
         self.rule = rule
         self.trees = trees if rule.trees else None
+        self.followed = False
         self.controls = Controls(texts)
         self._seed_B = noise.as_key(text.seed for text in texts)
         self._sample_B = torch.tensor([text.request.sample for text in texts])

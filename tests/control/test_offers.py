@@ -156,6 +156,7 @@ def test_a_sample_is_of_the_text_that_loses_least_by_it(monkeypatch) -> None:
             # A draft's level is thought to take a tenth of a round, and rows next to nothing.
             times=Times(2, 1.0, [1.0 + 0.001 * row for row in range(99)]),
             offers=offers,
+            uneven=0.0,
         )
         choice = Chooser(drafters, known, ControlSettings()).choose(view)
         assert choice.stake is not None and choice.plan.arm == 0
@@ -226,7 +227,7 @@ def test_who_stands_idle_is_weighed_anew_every_few_rounds_or_when_something_has_
     chooser, known, drawn = world.controller._chooser, world.controller._known, plans.drawn
     rounds: list[int] = []
     monkeypatch.setattr(plans, "drawn", lambda *given: rounds.append(known.now) or drawn(*given))
-    monkeypatch.setattr("outrider.control.guard.QUIET", 10**9)
+    monkeypatch.setattr("outrider.control.guard.ASKED", 10**9)
     world.run(400)
     began, before = known.now, len(rounds)
     heard = sum(one["rounds"] for name, one in world.controller.report().items() if name == "draft")
