@@ -18,9 +18,9 @@ from outrider.tree import TreeBudget
 
 HYSTERESIS = 1.03
 """Another drafter must promise so much more than the one at work."""
-UNEVEN = 0.05
-"""Of many texts so much more must be promised than plain decoding makes, of two half of it: those
-of which most is kept are done before their neighbours."""
+MANY = 0.05
+"""Of many texts so much more must be promised than plain decoding makes, of two half of it: what
+they gain in the mean is more than what the last of them does."""
 SAMPLE_EVERY = 12
 """Rounds between two samples of a drafter; none where the last one was kept whole."""
 LOOK_AGAIN = 4
@@ -50,6 +50,7 @@ class _Weighed:
     times: Times
     texts: Sequenced[Sequence]
     caps: Sequenced[int]
+    together: bool
 
     def holds(self, now: int, heard: int, view: View) -> bool:
         """Whether it may be taken for found anew."""
@@ -59,6 +60,7 @@ class _Weighed:
             and self.times is view.times
             and self.caps == view.caps
             and self.texts == view.texts
+            and self.together == bool(view.ending)
         )
 
 
@@ -95,7 +97,7 @@ class Chooser:
             return Choice(NOTHING, UNTIMED)
         found = self._alternatives(view, times)
         best, why = times.plain, PLAIN
-        due = best.rate_tok_s * (1 + UNEVEN * (1 - view.part))
+        due = best.rate_tok_s * (1 + MANY * (1 - view.part))
         for one in found:
             counted = one.counted_tok_s(len(view.texts), view.uneven)
             if counted > due:
@@ -141,7 +143,9 @@ class Chooser:
         idle = 1 if known is None else min(now - known.at, WEIGH_AGAIN)
         plan = self._best_of(arm, view, times, idle)
         if not view.prompt_rows:
-            self._idle[arm] = _Weighed(plan, now, heard, times, view.texts, view.caps)
+            self._idle[arm] = _Weighed(
+                plan, now, heard, times, view.texts, view.caps, bool(view.ending)
+            )
         return plan
 
     def _best_of(self, arm: int, view: View, times: Times, idle: int) -> Plan | None:
@@ -265,7 +269,7 @@ class Chooser:
                 rate, other = plan.counted_tok_s(len(view.texts), view.uneven), due
             lost_s = max(0.0, plan.expected_s * (1.0 - rate / other))
             if known.afford(kind, lost_s):
-                stake = Stake(lost_s, best.rate_tok_s)
+                stake = Stake(lost_s, other)
                 known.due[kind] = known.now + SAMPLE_EVERY
                 return Choice(plan, SAMPLED, stake)
         return None

@@ -235,8 +235,14 @@ class Controller(SeveralDrafters):
             times=times,
             offers=self._offers(texts, states, caps, draws),
             uneven=uneven,
-            ending=_ending(texts) if uneven else (),
+            ending=self._ending(texts) if uneven else (),
         )
+
+    def _ending(self, texts: Sequenced[Sequence]) -> list[int]:
+        """The texts that may end last: those with most to make, give or take what chance does."""
+        left = [self._known.left(text) for text in texts]
+        least = max(left) - CHANCE * max(left) ** 0.5
+        return [b for b, own in enumerate(left) if own >= least]
 
     def _offers(
         self,
@@ -414,13 +420,6 @@ def _most_rows(caps: Sequenced[int], draws: RoundDraws) -> int:
     if draws.trees is None:
         return sum(caps)
     return sum(max(draws.trees.nodes, cap) for cap in caps if cap)
-
-
-def _ending(texts: Sequenced[Sequence]) -> list[int]:
-    """The texts that may end last: those with most to make, give or take what chance will do."""
-    left = [text.remaining for text in texts]
-    least = max(left) - CHANCE * max(left) ** 0.5
-    return [b for b, own in enumerate(left) if own >= least]
 
 
 def _bounded(draws: RoundDraws, trees: TreeBudget | None) -> AbstractContextManager[None]:

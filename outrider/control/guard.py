@@ -105,7 +105,9 @@ class Rest:
         self._saved_s += REST_STEP * (saved_s - self._saved_s)
         self._spent_s += REST_STEP * (spent_s - self._spent_s)
         self._asked += min(texts, ASKED_TEXTS)
-        longest = min(LONGEST_REST, int(-self._saved_s / (WORTH * self._spent_s)))
+        # A clock may be too coarse to see a round at all.
+        lost = -self._saved_s / max(self._spent_s, 1e-9)
+        longest = min(LONGEST_REST, int(lost / WORTH))
         if saved_s > 0 or longest < 1:
             # What has just paid is likely to pay at once again.
             self._length = 1

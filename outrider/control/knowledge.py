@@ -242,20 +242,25 @@ class Knowledge:
         self._earn(took_s)
         # In rounds of plain decoding.
         worth = made / num
-        if view.uneven and rows:
-            worth -= view.uneven * (worth - _nearer_to_the_end(done))
+        if view.ending and rows:
+            # As the plan promised it, by the same texts: those that may end last.
+            last = sum(done.kept.get(view.texts[b].key, 0) for b in view.ending)
+            worth += view.uneven * (1.0 + last / len(view.ending) - worth)
         stake = done.choice.stake
         if stake is not None:
             if not done.waiting:
                 spent_s = min(took_s, SLOWEST * plan.expected_s)
-                lost_s = max(0.0, spent_s - num * worth / stake.rate_tok_s)
+                counted = num * worth if plan.arm is None else made
+                lost_s = max(0.0, spent_s - counted / stake.rate_tok_s)
                 # It gives back what it did not lose.
                 self.budgets[plan.arm] += stake.lost_s - lost_s
             return None
         if rows or plan.arm is not None:
             found = self._settle(done, worth, plain_s, took_s)
             return found if clean else None
-        return (-times.draft_s, plain_s + times.draft_s) if clean else None
+        # One stall is no more than a round.
+        asking_s = min(times.draft_s, plain_s)
+        return (-asking_s, plain_s + asking_s) if clean else None
 
     def _earn(self, took_s: float) -> None:
         """What samples may lose grows by a share of the time."""
@@ -386,10 +391,3 @@ class Knowledge:
             self.full += 0.1 * ((text.remaining < 1) - self.full)
         for book in self._books.values():
             book.close(text.key)
-
-
-def _nearer_to_the_end(done: Round) -> int:
-    """Tokens by which the text that has most still to make has fewer than the one that had."""
-    left = [0 if text.finished else text.remaining for text in done.view.texts]
-    kept = (done.kept.get(text.key, 0) for text in done.view.texts)
-    return max(1 + own + more for own, more in zip(left, kept, strict=True)) - max(left)

@@ -22,6 +22,8 @@ _LEAST_SUM, _MOST_SUM = 1e-10, 1e17
 _NUCLEUS_GUESS = 256
 # Entries that stand for themselves by their largest one while the likeliest tokens are looked for.
 _BLOCK = 64
+# Rows narrower than this are quicker worked on whole.
+_WIDE = 16_384
 
 
 def fused(device: torch.device) -> bool:
@@ -243,7 +245,7 @@ def processed_probs(
     greedy_R = temperature_R == 0
     if greedy_R.any():
         return _with_greedy(scores_RV, greedy_R, controls)
-    if host.reads_free(scores_RV.device) and scores_RV.shape[1] >= 16 * _BLOCK:
+    if host.reads_free(scores_RV.device) and scores_RV.shape[1] >= _WIDE:
         few_R = (top_k_R > 0) & (2 * _BLOCK * top_k_R <= scores_RV.shape[1])
         if few_R.any():
             return _with_few(scores_RV, few_R, controls)

@@ -6,17 +6,17 @@ import pytest
 
 from outrider import SamplingParams
 from outrider.control import Controller, ControlSettings
-from outrider.control.chooser import MOST, PLAIN, Chooser
+from outrider.control.chooser import MOST, PLAIN, SAMPLED, Chooser
 from outrider.control.controller import SEASONED, SEASONED_TOGETHER
 from outrider.control.guard import ASKED, ASKED_TEXTS, LONGEST_REST, Rest
 from outrider.control.knowledge import RESTING, Knowledge
 from outrider.control.live import FIXED, LiveRounds
 from outrider.control.plans import Class, Drawing, Plan, Times, certain, drawn
-from outrider.control.rounds import Offer, State, View
+from outrider.control.rounds import Choice, Offer, Round, Stake, State, View
 from outrider.drafters import NgramDrafter, NoDrafter
 from outrider.engine import Emitter, Engine, Requests
 from outrider.sequence import Sequence
-from outrider.types import Request
+from outrider.types import Request, StageTimes
 from tests.control.clocked import Chant, Slow, World
 from tests.control.test_offers import Knower
 
@@ -64,6 +64,9 @@ def test_drafts_have_to_save_what_asking_takes() -> None:
     assert rested([0.1] + [-0.03] * 9, 2000) > 400
     assert rested([-0.2] + [-0.005] * 9, 2000) > 400
     assert rested([-0.005], 2000) == 0
+    coarse = Rest()
+    coarse.saw(1, 100, 0.0, 0.0)
+    assert not coarse.holds(2)
 
 
 def test_who_pays_again_is_asked_again() -> None:
@@ -117,7 +120,9 @@ def test_where_nobody_pays_for_long_nobody_is_asked(monkeypatch, prompts) -> Non
     assert len(seen) - before < 0.45 * rounds
     # Of a new text the first rounds are looked at, whatever came of others.
     first = max(SEASONED_TOGETHER, SEASONED // len(prompts))
-    assert set(range(began + 1, began + first)) <= set(seen)
+    assert set(range(began + 1, began + first + 1)) <= set(seen)
+    # With many texts no more than a few of them are.
+    assert len(prompts) == 1 or not set(range(began + 1, began + SEASONED)) <= set(seen)
     told = world.controller.report()["none"]
     assert told["reasons"][RESTING] > 0.5 * rounds
     assert told["rounds"] == sum(told["reasons"].values())
@@ -201,6 +206,38 @@ def test_of_a_drafter_that_draws_so_does_what_it_promises_them() -> None:
         assert more > 0.1 if not others else more < -0.1 if not ends else abs(more) < 1e-9
 
 
+@pytest.mark.parametrize(("ends_last", "lost_s"), [(True, 0.0), (False, 0.5)])
+def test_a_sample_is_charged_what_it_did_not_save(ends_last: bool, lost_s: float) -> None:
+    """Of two texts one gains a token, in half a round more: for who ends last that is a round."""
+    ngram = NgramDrafter()
+    known = Knowledge([ngram], None)
+    known.budgets[None] = 1.0
+    texts = [
+        Sequence(b, Request((1, 2), SamplingParams()), 0, "greedy", 16, 9, frozenset(), [1, 2])
+        for b in range(2)
+    ]
+    view = View(
+        texts=texts,
+        states=[State(rounds=20) for _ in texts],
+        caps=[16, 16],
+        rule="greedy",
+        context=0,
+        trees=None,
+        max_certain=0,
+        prompt_rows=0,
+        times=Times(2, 1.0, [1.0] * 9),
+        offers=[Offer(0, [5], None, 2, [0.5], 0), None],
+        uneven=1.0,
+        ending=[0 if ends_last else 1],
+    )
+    done = Round.of(view, Choice(Plan(None, 1, 2.0, 1.5, (1, 0)), SAMPLED, Stake(0.0, 2.0)))
+    done.served, done.taken, done.asked, done.offered = [0, None], [True, False], [1, 0], [1, 0]
+    done.kept = {0: 1}
+    assert known.over(done, StageTimes(0.0, 1.5, 0.0, 0.0)) is None
+    earned_s = 0.02 * 1.5 / len(known.budgets)
+    assert known.budgets[None] == pytest.approx(1.0 + earned_s - lost_s)
+
+
 @pytest.mark.parametrize("few_s", [1.0, 1.2, 1.9, 3.0])
 def test_the_share_of_a_round_that_fewer_texts_take_too_is_timed(few_s: float) -> None:
     """Eight texts take two seconds, four this much; half is thought of it at least."""
@@ -239,6 +276,22 @@ def eight_of_which_four_gain(monkeypatch, num: int = 8) -> float:
 def test_texts_that_hurry_ahead_save_nothing_where_the_last_one_goes_on(monkeypatch) -> None:
     """Four of eight texts are done early, and the batch takes as long for the others."""
     assert eight_of_which_four_gain(monkeypatch) > 0.95
+
+
+def test_texts_that_gain_alike_in_the_mean_are_drafted_for(monkeypatch) -> None:
+    """Sixteen texts of which one or another lags behind for a while: of all much is kept."""
+    rates: list[float] = []
+    for drafter in (NoDrafter(), None):
+        world = World(monkeypatch, wrong=lambda place: 0.4)
+        target = Slow(
+            Chant(lambda place: 0.0, 1), world.clock, lambda rows: 1.0 + 0.015 * max(0, rows - 1)
+        )
+        own = drafter or Controller([world.model], clock=world.clock)
+        world.engine = Engine(target, own, Emitter(None))
+        world.requests = Requests(world.engine, depth=16, end_tokens=frozenset())
+        runs = [world.run(96, [(1, 2, text) for text in range(16)]) for _ in range(8)]
+        rates.append(1 / sum(1 / rate for rate in runs[2:]))
+    assert rates[1] > 1.02 * rates[0]
 
 
 def test_where_others_wait_for_their_places_it_pays_that_few_hurry_ahead(monkeypatch) -> None:
