@@ -12,10 +12,13 @@ import numpy as np
 
 from outrider import SamplingParams, TargetScores
 from outrider.control import Controller, ControlSettings
+from outrider.control.plans import Times
+from outrider.control.rounds import Offer, State, View
 from outrider.drafters import Drafter, ModelDrafter, NoDrafter
 from outrider.engine import Emitter, Engine, Requests
 from outrider.models.base import Rows
 from outrider.models.protocol import ProtocolTarget
+from outrider.sequence import Sequence as Text
 from outrider.tree import TreeBudget
 from outrider.types import Completion, Request
 
@@ -76,6 +79,32 @@ class Chant:
         else:
             row[(token + miss) % VOCAB] = 0.0
         return row
+
+
+def view_of(
+    texts: Sequence[Text],
+    times: Times,
+    offers: Sequence[Offer | None],
+    *,
+    read: Sequence[dict[int, int]] = (),
+    uneven: float = 0.0,
+    ending: Sequence[int] = (),
+) -> View:
+    """Texts in the midst of greedy chains; `read` is what drafters have read of each."""
+    return View(
+        texts=texts,
+        states=[State(rounds=20, read=own) for own in read or [{} for _ in texts]],
+        caps=[16] * len(texts),
+        rule="greedy",
+        context=0,
+        trees=None,
+        max_certain=0,
+        prompt_rows=0,
+        times=times,
+        offers=offers,
+        uneven=uneven,
+        ending=ending,
+    )
 
 
 class World:

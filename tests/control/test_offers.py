@@ -13,11 +13,11 @@ from outrider.control.book import Book
 from outrider.control.chooser import WEIGH_AGAIN, Chooser
 from outrider.control.knowledge import SCORED, Knowledge
 from outrider.control.plans import Times
-from outrider.control.rounds import Offer, State, View
+from outrider.control.rounds import Offer, State
 from outrider.drafters import NgramDrafter
 from outrider.sequence import Sequence
 from outrider.types import Request, StageTimes
-from tests.control.clocked import Chant, World
+from tests.control.clocked import Chant, World, view_of
 
 PAIR = [(1, 2, 3), (1, 2, 4)]
 EIGHT = [(1, 2, text) for text in range(8)]
@@ -144,20 +144,9 @@ def test_a_sample_is_of_the_text_that_loses_least_by_it(monkeypatch) -> None:
         ]
         offers: list[Offer | None] = [None, None]
         offers[offered] = Offer(1, [5] * 4, None, 500, [0.9, 0.8, 0.7, 0.6], 0)
-        view = View(
-            texts=texts,
-            states=[State(rounds=20, read={0: 500 - left}) for left in unread],
-            caps=[16, 16],
-            rule="greedy",
-            context=0,
-            trees=None,
-            max_certain=0,
-            prompt_rows=0,
-            # A draft's level is thought to take a tenth of a round, and rows next to nothing.
-            times=Times(2, 1.0, [1.0 + 0.001 * row for row in range(99)]),
-            offers=offers,
-            uneven=0.0,
-        )
+        # A draft's level is thought to take a tenth of a round, and rows next to nothing.
+        times = Times(2, 1.0, [1.0 + 0.001 * row for row in range(99)])
+        view = view_of(texts, times, offers, read=[{0: 500 - left} for left in unread])
         choice = Chooser(drafters, known, ControlSettings()).choose(view)
         assert choice.stake is not None and choice.plan.arm == 0
         return choice.plan.only

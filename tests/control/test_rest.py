@@ -12,12 +12,12 @@ from outrider.control.guard import ASKED, ASKED_TEXTS, LONGEST_REST, Rest
 from outrider.control.knowledge import RESTING, Knowledge
 from outrider.control.live import FIXED, LiveRounds
 from outrider.control.plans import Class, Drawing, Plan, Times, certain, drawn
-from outrider.control.rounds import Choice, Offer, Round, Stake, State, View
+from outrider.control.rounds import Choice, Offer, Round, Stake
 from outrider.drafters import NgramDrafter, NoDrafter
 from outrider.engine import Emitter, Engine, Requests
 from outrider.sequence import Sequence
 from outrider.types import Request, StageTimes
-from tests.control.clocked import Chant, Slow, World
+from tests.control.clocked import Chant, Slow, World, view_of
 from tests.control.test_offers import Knower
 
 EIGHT = [(1, 2, text) for text in range(8)]
@@ -216,20 +216,9 @@ def test_a_sample_is_charged_what_it_did_not_save(ends_last: bool, lost_s: float
         Sequence(b, Request((1, 2), SamplingParams()), 0, "greedy", 16, 9, frozenset(), [1, 2])
         for b in range(2)
     ]
-    view = View(
-        texts=texts,
-        states=[State(rounds=20) for _ in texts],
-        caps=[16, 16],
-        rule="greedy",
-        context=0,
-        trees=None,
-        max_certain=0,
-        prompt_rows=0,
-        times=Times(2, 1.0, [1.0] * 9),
-        offers=[Offer(0, [5], None, 2, [0.5], 0), None],
-        uneven=1.0,
-        ending=[0 if ends_last else 1],
-    )
+    offers = [Offer(0, [5], None, 2, [0.5], 0), None]
+    times, ending = Times(2, 1.0, [1.0] * 9), [0 if ends_last else 1]
+    view = view_of(texts, times, offers, uneven=1.0, ending=ending)
     done = Round.of(view, Choice(Plan(None, 1, 2.0, 1.5, (1, 0)), SAMPLED, Stake(0.0, 2.0)))
     done.served, done.taken, done.asked, done.offered = [0, None], [True, False], [1, 0], [1, 0]
     done.kept = {0: 1}
@@ -313,21 +302,7 @@ def chosen(monkeypatch, offers: list[list[float]], ending=(0, 1, 2, 3, 4, 5, 6, 
     ]
     found = [Offer(0, [5] * len(own), None, 3, own, 0) if own else None for own in offers]
     times = Times(num, 1.0, [1.0 + 0.02 * max(0, row - num) for row in range(99)])
-    states = [State(rounds=20) for _ in texts]
-    view = View(
-        texts=texts,
-        states=states,
-        caps=[16] * num,
-        rule="greedy",
-        context=0,
-        trees=None,
-        max_certain=0,
-        prompt_rows=0,
-        times=times,
-        offers=found,
-        uneven=0.5,
-        ending=[b for b in ending if b < num],
-    )
+    view = view_of(texts, times, found, uneven=0.5, ending=[b for b in ending if b < num])
     return Chooser([ngram], known, ControlSettings()).choose(view).why
 
 
