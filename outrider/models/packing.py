@@ -92,7 +92,7 @@ class PackedLinear(OwnLinear):
 
     `weight` unpacks a copy on each access, bit for bit the original; `state_dict` holds that copy,
     so a packed model saves as it was loaded. `was_unpacked` says whether it was ever asked for. The
-    weight is packed for oneDNN, or, where `product` is given by `lay_out`, for that.
+    weight is packed for oneDNN, if that can, or, where `product` is given by `lay_out`, for that.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -117,12 +117,12 @@ class PackedLinear(OwnLinear):
     def _laid_out(self, weight: Tensor, product: Product | None) -> Tensor:
         if product is not None:
             return product.laid_out(weight)
-        return torch.ops.mkldnn._reorder_linear_weight(weight, ROWS_HINT)
+        return _reordered(weight) if can_pack(weight.device, weight.dtype) else weight
 
     def _plain_weight(self) -> Tensor:
         if self.product is not None:
             return self.product.plain(self._packed, self.out_features, self.in_features)
-        return self._packed.to_dense()
+        return self._packed.to_dense() if self._packed.is_mkldnn else self._packed
 
     @property
     def weight(self) -> Tensor:
@@ -133,9 +133,8 @@ class PackedLinear(OwnLinear):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return `inputs @ weight.T + bias`."""
         if (product := self.product) is None:
-            return torch.ops.mkldnn._linear_pointwise(
-                inputs, self._packed, self.bias, "none", [], ""
-            )
+            linear = _over_reordered if self._packed.is_mkldnn else nn.functional.linear
+            return linear(inputs, self._packed, self.bias)
         if not product.takes_panels(inputs, self.in_features):
             return nn.functional.linear(inputs, self._plain_weight(), self.bias)
         return product.over_panels(inputs, self._packed, self.bias, self.out_features)
@@ -225,12 +224,21 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
         weight = torch.randn(48, 32, generator=noise).to(dtype)
         inputs = torch.randn(1, 3, 32, generator=noise).to(dtype)
         with torch.inference_mode():
-            layer = PackedLinear(weight, None)
-            wanted = nn.functional.linear(inputs, weight)
-            close = torch.allclose(layer(inputs).float(), wanted.float(), rtol=2e-2, atol=2e-2)
-            return close and torch.equal(layer.weight, weight)
+            packed = _reordered(weight)
+            found, wanted = _over_reordered(inputs, packed), nn.functional.linear(inputs, weight)
+            close = torch.allclose(found.float(), wanted.float(), rtol=2e-2, atol=2e-2)
+            return close and torch.equal(packed.to_dense(), weight)
     except (AttributeError, RuntimeError, NotImplementedError, TypeError):
         return False
+
+
+def _reordered(weight: Tensor) -> Tensor:
+    """A weight in oneDNN's layout."""
+    return torch.ops.mkldnn._reorder_linear_weight(weight, ROWS_HINT)
+
+
+def _over_reordered(inputs: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(inputs, packed, bias, "none", [], "")
 
 
 def arrange_linears(
@@ -239,8 +247,9 @@ def arrange_linears(
     """Replace the model's plain linear layers on the processor by faster ones, in place.
 
     Large ones are packed (`pack_all`: every one; `pack=False`: none), float32 ones of any other
-    size become `FewRowsLinear`. Siblings of `FUSED_GROUPS` become one product; `fuse=False` leaves
-    them apart.
+    size become `FewRowsLinear`. Large bfloat16 ones that oneDNN cannot pack here wait for a product
+    of Outrider's own, but where bits depend on it (`pack_all`). Siblings of `FUSED_GROUPS` become
+    one product; `fuse=False` leaves them apart.
     """
     _note_arrangement(model)
     num_packed = num_plain = 0
@@ -249,7 +258,8 @@ def arrange_linears(
         dtype = layers[0].weight.dtype
         size = sum(layer.weight.numel() for layer in layers)
         packed = pack_all or (pack and size >= MIN_PACKED[dtype])
-        if packed and can_pack(layers[0].weight.device, dtype):
+        waits = dtype == torch.bfloat16 and not pack_all
+        if packed and (waits or can_pack(layers[0].weight.device, dtype)):
             num_packed += len(layers)
         elif dtype == torch.float32 and not pack_all:
             packed, num_plain = False, num_plain + len(layers)

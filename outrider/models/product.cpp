@@ -5,6 +5,14 @@
 // the weight comes from memory in several streams, which is up to twice as fast as in one. The order
 // of a sum does not depend on how many rows there are: neither do the bits of what comes out.
 
+#if defined(__AVX512F__) || defined(__AVX__)
+#include <immintrin.h>
+#endif
+
+#include <cstring>
+#include <new>
+#include <vector>
+
 #if defined(__AVX512F__)
 constexpr int LANES = 16, REGISTERS = 32;
 #elif defined(__AVX__)
@@ -24,6 +32,18 @@ struct Lanes {
 using Vector = Lanes<LANES>::Vector;
 
 static inline Vector load(const float* from) { return *reinterpret_cast<const Vector*>(from); }
+
+// sum + a b, rounded once where the processor can. Left to the compiler it would be so in some tiles
+// and not in others, and a row's bits would depend on how many rows there are.
+static inline Vector plus(Vector sum, Vector a, Vector b) {
+#if defined(__AVX512F__)
+  return _mm512_fmadd_ps(a, b, sum);
+#elif defined(__FMA__)
+  return _mm256_fmadd_ps(a, b, sum);
+#else
+  return sum + a * b;
+#endif
+}
 
 template <int N>
 static inline float sum(const typename Lanes<N>::Vector& of) {
@@ -56,14 +76,16 @@ static void tile(const float* x, const float* w, const float* bias, float* y, lo
       const float* weight = w + o * width + at;
       __builtin_prefetch(weight + AHEAD);
 #pragma GCC unroll 64
-      for (int r = 0; r < ROWS; r++) sums[o][r] += load(weight) * load(x + r * width + at);
+      for (int r = 0; r < ROWS; r++)
+        sums[o][r] = plus(sums[o][r], load(x + r * width + at), load(weight));
     }
 #pragma GCC unroll 64
   for (int o = 0; o < OUTPUTS; o++)
 #pragma GCC unroll 64
     for (int r = 0; r < ROWS; r++) {
       float rest = bias ? bias[o] : 0.0f;
-      for (long i = at; i < width; i++) rest += w[o * width + i] * x[r * width + i];
+      for (long i = at; i < width; i++)
+        rest = __builtin_fmaf(w[o * width + i], x[r * width + i], rest);
       y[r * count + o] = sum<LANES>(sums[o][r]) + rest;
     }
 }
@@ -82,8 +104,8 @@ static void some(const float* x, const float* w, const float* bias, float* y, lo
 typedef void (*Some)(const float*, const float*, const float*, float*, long, long, long, long);
 static const Some SOME[MOST_ROWS] = {some<1>, some<2>, some<3>, some<4>, some<5>, some<6>};
 
-// x [rows, width], w [count, width], bias [count] or null, y [rows, count]; all without gaps.
-extern "C" void outrider_product(const float* x, const float* w, const float* bias, float* y,
+// x [rows, width], w [count, width], bias [count] or null, y [rows, count]; all without gaps. 0: done.
+extern "C" int outrider_product(const float* x, const float* w, const float* bias, float* y,
                                  long rows, long width, long count, int threads) {
   long blocks = (count + BLOCK - 1) / BLOCK, passes = (rows + MOST_ROWS - 1) / MOST_ROWS;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
@@ -99,18 +121,18 @@ extern "C" void outrider_product(const float* x, const float* w, const float* bi
       }
     }
   }
+  return 0;
 }
 
-#if defined(__AVX512BF16__)
-#include <immintrin.h>
-
-#include <cstring>
-
 // bfloat16: the weight of PANEL outputs lies together, pairs of inputs one after another, each with
-// all outputs' two numbers: w[panel][pair][output][2]. An instruction multiplies a pair of inputs
-// with those of 16 outputs, and a thread reads its panels from one end to the other.
+// all outputs' two numbers: w[panel][pair][output][2]. A thread reads its panels from one end to the
+// other.
 typedef unsigned short Bfloat16;
-constexpr int VECTORS = 2, PANEL = 16 * VECTORS, TILE_ROWS = 8;
+constexpr int VECTORS = 2, PANEL = LANES * VECTORS;
+
+#if defined(__AVX512BF16__)
+// An instruction multiplies a pair of inputs with those of 16 outputs.
+constexpr int TILE_ROWS = 8;
 // Inputs of a panel that stay in a core's second cache while one tile of rows after another reads
 // them, and rows whose sums are kept meanwhile.
 constexpr long DEPTH = 4096, MANY_ROWS = 96;
@@ -198,9 +220,9 @@ static void one_panel(const Bfloat16* x, const Bfloat16* w, const Bfloat16* bias
   }
 }
 
-// x [rows, width], w in panels, bias [count] or null, y [rows, count]; all without gaps.
-extern "C" void outrider_panels(const Bfloat16* x, const Bfloat16* w, const Bfloat16* bias,
-                                Bfloat16* y, long rows, long width, long count, int threads) {
+// x [rows, width], w in panels, bias [count] or null, y [rows, count]; all without gaps. 0: done.
+extern "C" int outrider_panels(const Bfloat16* x, const Bfloat16* w, const Bfloat16* bias,
+                               Bfloat16* y, long rows, long width, long count, int threads) {
   long panels = (count + PANEL - 1) / PANEL, stride = (width + 1) / 2 * 2 * PANEL;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
   for (int thread = 0; thread < threads; thread++)
@@ -211,5 +233,139 @@ extern "C" void outrider_panels(const Bfloat16* x, const Bfloat16* w, const Bflo
                   y + from * count + first, some < MANY_ROWS ? some : MANY_ROWS, width, count,
                   left < PANEL ? left : PANEL);
       }
+  return 0;
+}
+
+#elif defined(__FMA__)
+// Without such instructions both numbers of a pair become float32, which takes a shift or a mask, and
+// are multiplied one after the other.
+constexpr int TILE_ROWS = LANES == 16 ? 12 : 6;
+// Inputs of a panel that stay in a core's first cache while one tile of rows after another reads
+// them; rows whose sums are kept meanwhile; and bytes that a weight is asked for ahead of its use.
+constexpr long DEPTH = 1024, MANY_ROWS = 96, BYTES_AHEAD = 1024;
+
+typedef unsigned Bits __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+constexpr unsigned UPPER = 0xffff0000u;
+
+static inline float from_bits(unsigned bits) {
+  float number;
+  std::memcpy(&number, &bits, sizeof number);
+  return number;
+}
+
+// To the nearest, of two to the even one.
+static inline Bfloat16 rounded(float number) {
+  unsigned bits;
+  std::memcpy(&bits, &number, sizeof bits);
+  unsigned even = (bits + (0x7fffu + (bits >> 16 & 1))) >> 16;
+  return number == number ? even : 0x7fc0;
+}
+
+static inline Vector in_all_lanes(float number) { return number - Vector{}; }
+
+// A tile's rows as float32, pairs one after another, each with all rows' two numbers: to[pair][row][2].
+static void spread(const Bfloat16* x, float* to, long rows, long width) {
+  for (long at = 0; at < width; at += 2)
+    for (long r = 0; r < rows; r++, to += 2) {
+      to[0] = from_bits(unsigned(x[r * width + at]) << 16);
+      to[1] = at + 1 < width ? from_bits(unsigned(x[r * width + at + 1]) << 16) : 0.0f;
+    }
+}
+
+// sums[r, o] += sum over i of w[o, i] x[r, i], in the order of i.
+template <int ROWS>
+static void panel_tile(const float* x, const Bfloat16* w, float* sums, long pairs) {
+  Vector kept[ROWS][VECTORS];
+#pragma GCC unroll 64
+  for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 64
+    for (int v = 0; v < VECTORS; v++) kept[r][v] = load(sums + r * PANEL + v * LANES);
+  for (long pair = 0; pair < pairs; pair++, x += 2 * ROWS, w += 2 * PANEL) {
+    Bits both[VECTORS];
+#pragma GCC unroll 64
+    for (int v = 0; v < VECTORS; v++) {
+      both[v] = *(const Bits*)(w + v * 2 * LANES);
+      __builtin_prefetch((const char*)(w + v * 2 * LANES) + BYTES_AHEAD);
+    }
+#pragma GCC unroll 2
+    for (int which = 0; which < 2; which++) {
+      Vector weight[VECTORS];
+#pragma GCC unroll 64
+      for (int v = 0; v < VECTORS; v++)
+        weight[v] = (Vector)(which ? both[v] & UPPER : both[v] << 16);
+#pragma GCC unroll 64
+      for (int r = 0; r < ROWS; r++) {
+        Vector input = in_all_lanes(x[2 * r + which]);
+#pragma GCC unroll 64
+        for (int v = 0; v < VECTORS; v++) kept[r][v] = plus(kept[r][v], weight[v], input);
+      }
+    }
+  }
+#pragma GCC unroll 64
+  for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 64
+    for (int v = 0; v < VECTORS; v++) *(Vector*)(sums + r * PANEL + v * LANES) = kept[r][v];
+}
+
+typedef void (*PanelTile)(const float*, const Bfloat16*, float*, long);
+static const PanelTile PANEL_TILES[] = {
+    panel_tile<1>, panel_tile<2>, panel_tile<3>, panel_tile<4>,  panel_tile<5>,  panel_tile<6>,
+    panel_tile<7>, panel_tile<8>, panel_tile<9>, panel_tile<10>, panel_tile<11>, panel_tile<12>};
+
+// One panel's outputs of up to MANY_ROWS rows, which were spread tile by tile; y begins at its first
+// output.
+static void one_panel(const float* x, const Bfloat16* w, const Bfloat16* bias, Bfloat16* y,
+                      long rows, long pairs, long count, long outputs) {
+  float sums[MANY_ROWS * PANEL];
+  std::memset(sums, 0, rows * PANEL * sizeof(float));
+  long tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+  for (long at = 0; at < pairs; at += DEPTH / 2)
+    for (long tile = 0; tile < tiles; tile++) {
+      long from = rows * tile / tiles, some = rows * (tile + 1) / tiles - from;
+      long depth = pairs - at < DEPTH / 2 ? pairs - at : DEPTH / 2;
+      PANEL_TILES[some - 1](x + 2 * (from * pairs + at * some), w + at * 2 * PANEL,
+                            sums + from * PANEL, depth);
+    }
+  for (long r = 0; r < rows; r++)
+    for (long o = 0; o < outputs; o++)
+      y[r * count + o] =
+          rounded(sums[r * PANEL + o] + (bias ? from_bits(unsigned(bias[o]) << 16) : 0.0f));
+}
+
+// x [rows, width], w in panels, bias [count] or null, y [rows, count]; all without gaps. 0, or 1
+// where memory is out.
+extern "C" int outrider_panels(const Bfloat16* x, const Bfloat16* w, const Bfloat16* bias,
+                               Bfloat16* y, long rows, long width, long count, int threads) {
+  static thread_local std::vector<float> scratch;
+  const long panels = (count + PANEL - 1) / PANEL, pairs = (width + 1) / 2;
+  const size_t needed = (rows < MANY_ROWS ? rows : MANY_ROWS) * pairs * 2;
+  if (scratch.size() < needed) {
+    try {
+      scratch = std::vector<float>();
+      scratch = std::vector<float>(needed);
+    } catch (const std::bad_alloc&) {
+      return 1;
+    }
+  }
+  float* all = scratch.data();
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  for (long from = 0; from < rows; from += MANY_ROWS) {
+    const long some = rows - from < MANY_ROWS ? rows - from : MANY_ROWS;
+    const long tiles = (some + TILE_ROWS - 1) / TILE_ROWS;
+#pragma omp for schedule(static)
+    for (long tile = 0; tile < tiles; tile++) {
+      long first = some * tile / tiles, last = some * (tile + 1) / tiles;
+      spread(x + (from + first) * width, all + first * pairs * 2, last - first, width);
+    }
+#pragma omp for schedule(static)
+    for (long p = 0; p < panels; p++) {
+      long first = p * PANEL, left = count - first;
+      one_panel(all, w + p * pairs * 2 * PANEL, bias ? bias + first : nullptr,
+                y + from * count + first, some, pairs, count, left < PANEL ? left : PANEL);
+    }
+  }
+  return 0;
 }
 #endif
+
+extern "C" const long outrider_panel = PANEL;

@@ -1,10 +1,11 @@
-"""Outrider's own products of few rows with a weight: `product.cpp`, compiled where they run.
+"""Outrider's own products of few rows with a weight, compiled where they run.
 
 torch's products of few rows read a float32 weight in one stream or several times over, and oneDNN's
-of a packed bfloat16 one reach half of what memory gives. These read it once: float32 where it lies,
-in several streams, bfloat16 laid out in panels. What a row becomes does not depend, to the bit, on
-how many rows there are. They are compiled beside compiled forwards, and like them read from the
-user's own folder alone; `attention.cpp` goes along.
+of a packed bfloat16 one reach half of what memory gives; without instructions for bfloat16 there is
+no packed one, and torch's own takes ten times as long and more. These read a weight once: float32
+where it lies, in several streams, bfloat16 laid out in panels (`product.cpp`). What a row becomes
+does not depend, to the bit, on how many rows there are. They are compiled beside compiled forwards,
+and like them read from the user's own folder alone; `attention.cpp` goes along.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from outrider.errors import ModelError
+from outrider.errors import ModelError, OutOfMemory
 from outrider.models.attention_own import OwnAttention, errors_of
 from outrider.models.packages import cache_folder, check_owner, first_line, keeping, key_of, making
 
@@ -35,8 +36,6 @@ MOST_ROWS = 24
 """Rows up to which it is the fastest over a plain weight; of more, arithmetic outlasts reading."""
 PLAIN = (Tensor, nn.Parameter)
 """Types with numbers behind their address; a subclass may have none."""
-PANEL = 32
-"""Outputs whose weights lie together in bfloat16: `product.cpp` says how."""
 ALONE = 1 << 15
 """Numbers in a weight up to which one thread is as fast as several."""
 
@@ -44,9 +43,8 @@ ALONE = 1 << 15
 class Product:
     """The compiled products.
 
-    `has_panels` says whether there is one of bfloat16 numbers: the processor has to multiply them
-    (AVX512-BF16). One with tiles for that (AMX), which oneDNN uses, has none. There is attention
-    where the processor has AVX-512.
+    `has_panels` says whether there is one of bfloat16 numbers: the processor has to multiply and
+    add in one instruction (FMA). One with tiles for bfloat16 (AMX), which oneDNN uses, has none.
 
     Args:
         library: where it is.
@@ -64,6 +62,8 @@ class Product:
             raise _broken(library, first_line(error)) from error
         self.has_panels = hasattr(loaded, "outrider_panels") and not has_tiles()
         self._run_panels = _declared(loaded.outrider_panels) if self.has_panels else None
+        # Outputs whose weights lie together.
+        self._panel = ctypes.c_long.in_dll(loaded, "outrider_panel").value if self.has_panels else 1
         self.run_attention: Any = getattr(loaded, "outrider_attend", None)
         if self.run_attention is not None:
             arguments = ctypes.c_char_p, ctypes.c_char_p, ctypes.c_long, ctypes.c_int, ctypes.c_int
@@ -114,15 +114,16 @@ class Product:
         _compute(self._run, out, inputs, weight, bias)
         return out
 
-    def laid_out(self, weight: BFloat16[Tensor, "O I"]) -> Int32[Tensor, "P J 32"]:
-        """The weight in panels of 32 outputs, two inputs in a number; zeros where there is none."""
+    def laid_out(self, weight: BFloat16[Tensor, "O I"]) -> Int32[Tensor, "P J L"]:
+        """The weight in panels of L outputs, two inputs in a number; zeros where there is none."""
         count, width = weight.shape
-        panels = -(-count // PANEL)
-        whole = nn.functional.pad(weight, (0, width % 2, 0, panels * PANEL - count)).contiguous()
-        return whole.view(torch.int32).view(panels, PANEL, -1).transpose(1, 2).contiguous()
+        panels = -(-count // self._panel)
+        more = 0, width % 2, 0, panels * self._panel - count
+        whole = nn.functional.pad(weight, more).contiguous()
+        return whole.view(torch.int32).view(panels, self._panel, -1).transpose(1, 2).contiguous()
 
     def plain(
-        self, panels: Int32[Tensor, "P J 32"], count: int, width: int
+        self, panels: Int32[Tensor, "P J L"], count: int, width: int
     ) -> BFloat16[Tensor, "O I"]:
         """The weight `[count, width]` that was laid out, bit for bit."""
         whole = panels.transpose(1, 2).flatten(0, 1).contiguous().view(torch.bfloat16)
@@ -151,13 +152,20 @@ class Product:
     def over_panels(
         self,
         inputs: BFloat16[Tensor, "... I"],
-        panels: Int32[Tensor, "P J 32"],
+        panels: Int32[Tensor, "P J L"],
         bias: BFloat16[Tensor, " O"] | None,
         count: int,
     ) -> BFloat16[Tensor, "... O"]:
-        """`inputs @ weight.T + bias` of inputs that `takes_panels`, however many rows."""
+        """`inputs @ weight.T + bias` of inputs that `takes_panels`, however many rows.
+
+        Raises:
+            OutOfMemory: there is none for the rows as float32.
+        """
         out = inputs.new_empty(*inputs.shape[:-1], count)
-        _compute(self._run_panels, out, inputs, panels, bias)
+        if _compute(self._run_panels, out, inputs, panels, bias):
+            raise OutOfMemory(
+                f"there is no memory for rows of {inputs.shape[-1]} numbers; free some"
+            )
         return out
 
     def _error(self) -> float:
@@ -200,15 +208,14 @@ def _off(found: Tensor, wanted: Tensor) -> float:
 def _declared(run: Any) -> Any:
     """A function of the library with its arguments: x, w, bias, y, rows, width, count, threads."""
     run.argtypes = [*[ctypes.c_void_p] * 4, *[ctypes.c_long] * 3, ctypes.c_int]
-    run.restype = None
     return run
 
 
-def _compute(run: Any, out: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """Fills `out` by one of the products."""
+def _compute(run: Any, out: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> int:
+    """Fills `out` by one of the products; 0, or 1 where memory is out."""
     inputs = inputs.contiguous()
     width, count = inputs.shape[-1], out.shape[-1]
-    run(
+    return run(
         inputs.data_ptr(),
         weight.data_ptr(),
         None if bias is None else bias.data_ptr(),

@@ -145,10 +145,14 @@ def test_a_row_over_panels_has_the_same_bits_among_any_number(panelled: Product,
         )
 
     assert kept(panelled)
-    # The negative control: right numbers, but several rows are summed from the end.
+    # The negative control: right numbers, but several rows are summed from the end, or the second
+    # of a pair first where a pair is two sums.
     order = "for (; at + 2 <= depth; at += 2, next += step) {"
     turned = "if (ROWS > 1) for (long back = depth / 2 * 2; back > 0; at = depth / 2 * 2)"
-    wrong = variant(tmp_path, order, f"{turned} add(back -= 2, 2); {order}")
+    pair = "for (int which = 0; which < 2; which++) {"
+    second = "for (int i = 0; i < 2; i++) { const int which = ROWS > 1 ? 1 - i : i;"
+    changes = (order, f"{turned} add(back -= 2, 2); {order}"), (pair, second)
+    wrong = variant(tmp_path, *changes)
     assert not kept(Product(wrong))
 
 
@@ -368,19 +372,31 @@ def test_a_broken_library_is_told(tmp_path: Path):
 
 def test_one_that_computes_something_else_is_refused(tmp_path: Path):
     """The negative control of the check at load: a sum that leaves the last numbers out."""
-    refuse(tmp_path, "for (long i = at; i < width; i++)", "for (long i = at; i < at; i++)")
+    refuse(
+        tmp_path, ("rest = __builtin_fmaf(w[o * width + i], x[r * width + i], rest)", "rest = 0")
+    )
 
 
 @pytest.mark.usefixtures("panelled")
 @pytest.mark.parametrize(
-    ("right", "wrong"),
+    ("bfloat16", "float32"),
     [
-        ("if (at < depth) add(at, 1)", "if (at < at) add(at, 1)"),
-        ("_mm512_add_ps(_mm512_load_ps(sums + r * PANEL + v * 16), added)",
-         "_mm512_load_ps(sums + r * PANEL + v * 16)"),
-        ("from += MANY_ROWS", "from += rows"),
+        (("if (at < depth) add(at, 1)", "if (at < at) add(at, 1)"),
+         ("at + 1 < width ?", "at + 2 < width ?")),
+        (("_mm512_add_ps(_mm512_load_ps(sums + r * PANEL + v * 16), added)",
+          "_mm512_load_ps(sums + r * PANEL + v * 16)"),
+         ("(bias ? from_bits", "(!bias ? from_bits")),
+        (("for (long from = 0; from < rows; from += MANY_ROWS)\n",
+          "for (long from = 0; from < rows; from += rows)\n"),
+         ("for (long from = 0; from < rows; from += MANY_ROWS) {",
+          "for (long from = 0; from < rows; from += rows) {")),
     ],
 )  # fmt: skip
-def test_panels_that_compute_something_else_are_refused(tmp_path: Path, right: str, wrong: str):
-    """The last of an odd number of inputs, the bias, and rows beyond the first round left out."""
-    refuse(tmp_path, right, wrong)
+def test_panels_that_compute_something_else_are_refused(
+    tmp_path: Path, bfloat16: tuple[str, str], float32: tuple[str, str]
+):
+    """The last of an odd number of inputs, the bias, and rows beyond the first round left out.
+
+    One change for processors that multiply bfloat16 numbers, and one for others.
+    """
+    refuse(tmp_path, bfloat16, float32)
