@@ -5,8 +5,8 @@
 Both sides get the same queries, keys and values: 32 query heads, 8 key heads, width 64. Ours
 includes writing the new keys and values to the block pool; transformers' gets them already in
 place, and an explicit mask, which is what a cache with staged rows needs there. "own" is
-attention.cpp, where the processor has AVX-512; it is compiled first. Runs are interleaved, medians
-are printed.
+attention.cpp, where the processor has AVX2 or AVX-512; it is compiled first. Runs are interleaved,
+medians are printed.
 """
 
 import argparse

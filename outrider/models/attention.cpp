@@ -4,37 +4,44 @@
 // the bit, on the rows beside it, nor on where what it sees begins: each query's sums run over its
 // keys one after another, and a hidden key weighs exactly zero, which changes no sum.
 
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#if defined(__AVX2__) && defined(__FMA__)
 #include <immintrin.h>
 
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <new>
+#include <type_traits>
 #include <vector>
 
 namespace {
 
-constexpr int LANES = 16;
-// Queries whose scores are summed at a time; and queries and vectors of values.
-constexpr int SCORED = 8, WEIGHED = 4, VECTORS = 4;
-// Scores that are kept at a time, in a core's second cache; but of so many queries at least.
-constexpr int64_t KEPT = 1 << 18, LEAST = 32;
-// Numbers of a thread's scratch that stay for its next call.
-constexpr size_t SCRATCH = 1 << 21;
-// Keys whose values stay there while one query after another weighs them.
-constexpr int64_t AT_A_TIME = 256;
-
 typedef unsigned short Bfloat16;
 
-inline __m512 load(const float* from) { return _mm512_loadu_ps(from); }
-inline __m512 load(const Bfloat16* from) {
+// Heads are a multiple of so many numbers wide, and scores are summed of so many keys at a time.
+constexpr int WIDTH = 16, KEYS = 16;
+
+// For each width of vectors what is done with one, and how much at a time, so that sums stay in
+// registers: queries whose scores are summed (SCORED), vectors of values (VECTORS) and queries that
+// weigh them, whose weights are summed along (COUNTED) or were before (WEIGHED). Keys whose values
+// stay in a core's cache while one query after another weighs them (AT_A_TIME), and how many keys
+// AHEAD of their use values are asked for.
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+typedef __m512 Vector;
+constexpr int LANES = 16;
+constexpr int SCORED = 8, COUNTED = 4, WEIGHED = 4, VECTORS = 4;
+constexpr int64_t AT_A_TIME = 256, AHEAD = 8;
+
+inline Vector all(float x) { return _mm512_set1_ps(x); }
+inline float first(Vector x) { return _mm512_cvtss_f32(x); }
+inline Vector load(const float* from) { return _mm512_loadu_ps(from); }
+inline Vector load(const Bfloat16* from) {
   __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
   return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
 
-inline void store(float* to, __m512 value) { _mm512_storeu_ps(to, value); }
-inline void store(Bfloat16* to, __m512 value) {
+inline void store(float* to, Vector value) { _mm512_storeu_ps(to, value); }
+inline void store(Bfloat16* to, Vector value) {
   // To the nearest, of two to the even one.
   __m512i bits = _mm512_castps_si512(value);
   __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -44,34 +51,24 @@ inline void store(Bfloat16* to, __m512 value) {
   _mm256_storeu_si256((__m256i*)to, _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
 }
 
-// e^x for x <= 0, within two units in the last place; 0 for -inf.
-inline __m512 exponential(__m512 x) {
-  __m512 power = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
-  power = _mm512_max_ps(power, _mm512_set1_ps(-200.0f));
-  __m512 rest = _mm512_fnmadd_ps(power, _mm512_set1_ps(0.693359375f), x);
-  rest = _mm512_fnmadd_ps(power, _mm512_set1_ps(-2.12194440e-4f), rest);
-  __m512 sum = _mm512_set1_ps(1.9875691500e-4f);
-  for (float next : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,
-                     5.0000001201e-1f})
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(next));
-  sum = _mm512_fmadd_ps(_mm512_mul_ps(rest, rest), sum, _mm512_add_ps(rest, _mm512_set1_ps(1.0f)));
-  __mmask16 seen = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-150.0f), _CMP_NLE_UQ);
-  return _mm512_maskz_scalef_ps(seen, sum, power);
+inline Vector fused(Vector a, Vector b, Vector sum) { return _mm512_fmadd_ps(a, b, sum); }
+inline Vector larger(Vector a, Vector b) { return _mm512_max_ps(a, b); }
+inline float largest(Vector x) { return _mm512_reduce_max_ps(x); }
+inline Vector nearest(Vector x) { return _mm512_roundscale_ps(x, 0); }
+inline Vector magnitude(Vector x) { return _mm512_abs_ps(x); }
+// `x`, which is not below 0, with the sign of `y`.
+inline Vector with_sign(Vector x, Vector y) {
+  const Vector zero = _mm512_setzero_ps();
+  return _mm512_mask_sub_ps(x, _mm512_cmp_ps_mask(y, zero, _CMP_LT_OQ), zero, x);
 }
-
-inline __m512 capped(__m512 x, float cap) {
-  const __m512 one = _mm512_set1_ps(1.0f), y = _mm512_div_ps(x, _mm512_set1_ps(cap));
-  // tanh |y| = (1 - e) / (1 + e) with e = exp(-2 |y|).
-  __m512 e = exponential(_mm512_mul_ps(_mm512_set1_ps(-2.0f), _mm512_abs_ps(y)));
-  __m512 tanh = _mm512_div_ps(_mm512_sub_ps(one, e), _mm512_add_ps(one, e));
-  tanh = _mm512_mul_ps(tanh, _mm512_set1_ps(cap));
-  return _mm512_mask_sub_ps(tanh, _mm512_cmp_ps_mask(y, _mm512_setzero_ps(), _CMP_LT_OQ),
-                            _mm512_setzero_ps(), tanh);
+// `x` times 2^power, which is e^of; 0 where that is next to nothing.
+inline Vector raised(Vector x, Vector power, Vector of) {
+  return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(of, all(-150.0f), _CMP_NLE_UQ), x, power);
 }
 
 // Sixteen vectors of 16 numbers, rows for columns.
-inline void transpose(__m512* rows) {
-  __m512 pairs[LANES], fours[LANES];
+inline void transpose(Vector* rows) {
+  Vector pairs[LANES], fours[LANES];
   for (int i = 0; i < LANES; i += 2) {
     pairs[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
     pairs[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
@@ -84,15 +81,140 @@ inline void transpose(__m512* rows) {
     }
   // fours[4 b + c] has in its quarter q column 4 q + c of rows 4 b .. 4 b + 3.
   for (int c = 0; c < 4; c++) {
-    __m512 a = _mm512_shuffle_f32x4(fours[c], fours[4 + c], 0x88);
-    __m512 b = _mm512_shuffle_f32x4(fours[c], fours[4 + c], 0xdd);
-    __m512 d = _mm512_shuffle_f32x4(fours[8 + c], fours[12 + c], 0x88);
-    __m512 e = _mm512_shuffle_f32x4(fours[8 + c], fours[12 + c], 0xdd);
+    Vector a = _mm512_shuffle_f32x4(fours[c], fours[4 + c], 0x88);
+    Vector b = _mm512_shuffle_f32x4(fours[c], fours[4 + c], 0xdd);
+    Vector d = _mm512_shuffle_f32x4(fours[8 + c], fours[12 + c], 0x88);
+    Vector e = _mm512_shuffle_f32x4(fours[8 + c], fours[12 + c], 0xdd);
     rows[c] = _mm512_shuffle_f32x4(a, d, 0x88);
     rows[4 + c] = _mm512_shuffle_f32x4(b, e, 0x88);
     rows[8 + c] = _mm512_shuffle_f32x4(a, d, 0xdd);
     rows[12 + c] = _mm512_shuffle_f32x4(b, e, 0xdd);
   }
+}
+#else
+typedef __m256 Vector;
+constexpr int LANES = 8;
+constexpr int SCORED = 6, COUNTED = 4, WEIGHED = 6, VECTORS = 2;
+constexpr int64_t AT_A_TIME = 32, AHEAD = 32;
+
+inline Vector all(float x) { return _mm256_set1_ps(x); }
+inline float first(Vector x) { return _mm256_cvtss_f32(x); }
+inline Vector load(const float* from) { return _mm256_loadu_ps(from); }
+inline Vector load(const Bfloat16* from) {
+  __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+
+inline void store(float* to, Vector value) { _mm256_storeu_ps(to, value); }
+inline void store(Bfloat16* to, Vector value) {
+  __m256i bits = _mm256_castps_si256(value);
+  __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  bits = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  __m256i number = _mm256_castps_si256(_mm256_cmp_ps(value, value, _CMP_ORD_Q));
+  bits = _mm256_blendv_epi8(_mm256_set1_epi32(0x7fc00000), bits, number);
+  bits = _mm256_srli_epi32(bits, 16);
+  __m128i low = _mm256_castsi256_si128(bits), high = _mm256_extracti128_si256(bits, 1);
+  _mm_storeu_si128((__m128i*)to, _mm_packus_epi32(low, high));
+}
+
+inline Vector fused(Vector a, Vector b, Vector sum) { return _mm256_fmadd_ps(a, b, sum); }
+inline Vector larger(Vector a, Vector b) { return _mm256_max_ps(a, b); }
+inline float largest(Vector x) {
+  __m128 four = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+inline Vector nearest(Vector x) {
+  return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+inline Vector magnitude(Vector x) { return _mm256_andnot_ps(all(-0.0f), x); }
+inline Vector with_sign(Vector x, Vector y) {
+  return _mm256_blendv_ps(x, _mm256_setzero_ps() - x, y);
+}
+inline Vector raised(Vector x, Vector power, Vector of) {
+  // 2^power is made of its bits; below the least normal number, which is slow to reckon with, is 0.
+  __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(power), _mm256_set1_epi32(127));
+  Vector seen = _mm256_cmp_ps(of, all(-87.33f), _CMP_NLE_UQ);
+  return _mm256_and_ps(seen, x * _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
+}
+
+inline void transpose(Vector* rows) {
+  Vector fours[LANES];
+  for (int i = 0; i < 4; i++) {
+    // fours[i] has the first four numbers of rows i and i + 4, fours[i + 4] the others.
+    fours[i] = _mm256_permute2f128_ps(rows[i], rows[i + 4], 0x20);
+    fours[i + 4] = _mm256_permute2f128_ps(rows[i], rows[i + 4], 0x31);
+  }
+  for (int i = 0; i < LANES; i += 4) {
+    Vector a = _mm256_unpacklo_ps(fours[i], fours[i + 1]);
+    Vector b = _mm256_unpackhi_ps(fours[i], fours[i + 1]);
+    Vector c = _mm256_unpacklo_ps(fours[i + 2], fours[i + 3]);
+    Vector d = _mm256_unpackhi_ps(fours[i + 2], fours[i + 3]);
+    rows[i] = _mm256_shuffle_ps(a, c, 0x44);
+    rows[i + 1] = _mm256_shuffle_ps(a, c, 0xee);
+    rows[i + 2] = _mm256_shuffle_ps(b, d, 0x44);
+    rows[i + 3] = _mm256_shuffle_ps(b, d, 0xee);
+  }
+}
+
+inline void turn(const Bfloat16* const* keys, float* to) {
+  // Two numbers at a time, as if they were one.
+  Vector pairs[LANES];
+  for (int k = 0; k < LANES; k++) pairs[k] = load((const float*)keys[k]);
+  transpose(pairs);
+  const Vector odd = _mm256_castsi256_ps(_mm256_set1_epi32(0xffff0000));
+  for (int k = 0; k < LANES; k++) {
+    __m256i even = _mm256_slli_epi32(_mm256_castps_si256(pairs[k]), 16);
+    store(to + 2 * k * KEYS, _mm256_castsi256_ps(even));
+    store(to + (2 * k + 1) * KEYS, _mm256_and_ps(pairs[k], odd));
+  }
+}
+#endif
+
+// Bytes that come from memory together.
+constexpr int LINE = 64;
+// Scores that are kept at a time, in a core's second cache; but of so many queries at least.
+constexpr int64_t KEPT = 1 << 18, LEAST = 32;
+// Numbers of a thread's scratch that stay for its next call.
+constexpr size_t SCRATCH = 1 << 21;
+
+// Keeps it in a register: the compiler would load it again wherever it is used.
+inline void hold(Vector& x) { asm("" : "+v"(x)); }
+
+// Asks for numbers that are used soon.
+template <typename T>
+inline void fetch(const T* from, int64_t count) {
+  for (int64_t i = 0; i < count; i += LINE / sizeof(T)) __builtin_prefetch(from + i);
+}
+
+// The next WIDTH numbers of LANES keys: of one number after another those of all keys.
+template <typename T>
+inline void turn(const T* const* keys, float* to) {
+  for (int d = 0; d < WIDTH; d += LANES) {
+    Vector block[LANES];
+    for (int k = 0; k < LANES; k++) block[k] = load(keys[k] + d);
+    transpose(block);
+    for (int k = 0; k < LANES; k++) store(to + (d + k) * KEYS, block[k]);
+  }
+}
+
+// e^x for x <= 0, within two units in the last place; 0 for -inf.
+inline Vector exponential(Vector x) {
+  Vector power = larger(nearest(x * all(1.44269504f)), all(-200.0f));
+  Vector rest = fused(power, all(-0.693359375f), x);
+  rest = fused(power, all(2.12194440e-4f), rest);
+  Vector sum = all(1.9875691500e-4f);
+  for (float next : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,
+                     5.0000001201e-1f})
+    sum = fused(sum, rest, all(next));
+  return raised(fused(rest * rest, sum, rest + all(1.0f)), power, x);
+}
+
+inline Vector capped(Vector x, float cap) {
+  const Vector one = all(1.0f), y = x / all(cap);
+  // tanh |y| = (1 - e) / (1 + e) with e = exp(-2 |y|).
+  Vector e = exponential(all(-2.0f) * magnitude(y));
+  return with_sign((one - e) / (one + e) * all(cap), y);
 }
 
 // Where a sequence's rows and tokens are. attention_own.py packs this and what follows.
@@ -114,53 +236,91 @@ struct Layer {
   float scaling, softcap;  // 0: no cap
 };
 
+// Scores of KEYS keys that were turned. Among other code its sums would not keep their registers.
 template <int QUERIES>
-inline void scores_of(const float* query, const float* keys, int64_t width, float* to,
-                      int64_t stride) {
-  __m512 sums[QUERIES];
+__attribute__((noinline)) void scores_of(const float* query, const float* keys, int64_t width,
+                                         float* to, int64_t stride) {
+  constexpr int WIDE = KEYS / LANES;
+  Vector sums[QUERIES][WIDE];
 #pragma GCC unroll 16
-  for (int q = 0; q < QUERIES; q++) sums[q] = _mm512_setzero_ps();
+  for (int q = 0; q < QUERIES; q++)
+#pragma GCC unroll 16
+    for (int k = 0; k < WIDE; k++) sums[q][k] = all(0.0f);
   for (int64_t d = 0; d < width; d++) {
-    __m512 key = _mm512_load_ps(keys + d * LANES);
+    Vector key[WIDE];
+#pragma GCC unroll 16
+    for (int k = 0; k < WIDE; k++) {
+      key[k] = load(keys + d * KEYS + k * LANES);
+      hold(key[k]);
+    }
 #pragma GCC unroll 16
     for (int q = 0; q < QUERIES; q++)
-      sums[q] = _mm512_fmadd_ps(_mm512_set1_ps(query[q * width + d]), key, sums[q]);
+#pragma GCC unroll 16
+      for (int k = 0; k < WIDE; k++)
+        sums[q][k] = fused(all(query[q * width + d]), key[k], sums[q][k]);
   }
 #pragma GCC unroll 16
-  for (int q = 0; q < QUERIES; q++) _mm512_storeu_ps(to + q * stride, sums[q]);
+  for (int q = 0; q < QUERIES; q++)
+#pragma GCC unroll 16
+    for (int k = 0; k < WIDE; k++) store(to + q * stride + k * LANES, sums[q][k]);
 }
 
-template <int QUERIES, int WIDE, typename T>
-inline void weighed(const float* weights, int64_t stride, const T* values, int64_t value_width,
-                    const int64_t* places, int64_t count, float* out, float* totals) {
-  __m512 sums[QUERIES][WIDE], total[QUERIES];
+// Adds weighed values to `out`, and where it COUNTS the weights to `totals`. Values of as many keys
+// as are `ahead` are asked for, AHEAD keys on.
+template <int QUERIES, int WIDE, bool COUNTS, typename T>
+__attribute__((noinline)) void weighed(const float* weights, int64_t stride, const T* values,
+                                       int64_t value_width, const int64_t* places, int64_t count,
+                                       int64_t ahead, float* out, float* totals) {
+  Vector sums[QUERIES][WIDE], total[QUERIES];
 #pragma GCC unroll 16
-  for (int q = 0; q < QUERIES; q++) total[q] = _mm512_set1_ps(totals[q]);
+  for (int q = 0; q < QUERIES; q++) total[q] = all(COUNTS ? totals[q] : 0.0f);
 #pragma GCC unroll 16
   for (int q = 0; q < QUERIES; q++)
 #pragma GCC unroll 16
-    for (int v = 0; v < WIDE; v++) sums[q][v] = _mm512_loadu_ps(out + q * value_width + v * LANES);
+    for (int v = 0; v < WIDE; v++) sums[q][v] = load(out + q * value_width + v * LANES);
   for (int64_t t = 0; t < count; t++) {
-    __m512 value[WIDE];
+    const T* from = values + places[t] * value_width;
+    Vector value[WIDE];
 #pragma GCC unroll 16
     for (int v = 0; v < WIDE; v++) {
-      value[v] = load(values + places[t] * value_width + v * LANES);
-      if (t + 8 < count) __builtin_prefetch(values + places[t + 8] * value_width + v * LANES);
+      value[v] = load(from + v * LANES);
+      hold(value[v]);
     }
+    if (t < ahead) fetch(values + places[t + AHEAD] * value_width, WIDE * LANES);
 #pragma GCC unroll 16
     for (int q = 0; q < QUERIES; q++) {
-      __m512 weight = _mm512_set1_ps(weights[q * stride + t]);
-      total[q] = _mm512_add_ps(total[q], weight);
+      Vector weight = all(weights[q * stride + t]);
+      if (COUNTS) total[q] = total[q] + weight;
 #pragma GCC unroll 16
-      for (int v = 0; v < WIDE; v++) sums[q][v] = _mm512_fmadd_ps(weight, value[v], sums[q][v]);
+      for (int v = 0; v < WIDE; v++) sums[q][v] = fused(weight, value[v], sums[q][v]);
     }
   }
 #pragma GCC unroll 16
   for (int q = 0; q < QUERIES; q++)
 #pragma GCC unroll 16
-    for (int v = 0; v < WIDE; v++) _mm512_storeu_ps(out + q * value_width + v * LANES, sums[q][v]);
+    for (int v = 0; v < WIDE; v++) store(out + q * value_width + v * LANES, sums[q][v]);
 #pragma GCC unroll 16
-  for (int q = 0; q < QUERIES; q++) totals[q] = _mm512_cvtss_f32(total[q]);
+  for (int q = 0; q < QUERIES; q++)
+    if (COUNTS) totals[q] = first(total[q]);
+}
+
+template <int MOST, typename Run>
+inline void exactly(int64_t count, Run run) {
+  if (count == MOST)
+    run(std::integral_constant<int, MOST>());
+  else if constexpr (MOST > 1)
+    exactly<MOST - 1>(count, run);
+}
+
+// Calls `run` with the first query and, as a constant, the number of those taken together: at most
+// MOST, and all but equally many each time.
+template <int MOST, typename Run>
+inline void in_turn(int64_t queries, Run run) {
+  const int64_t turns = (queries + MOST - 1) / MOST;
+  for (int64_t turn = 0; turn < turns; turn++) {
+    const int64_t q = queries * turn / turns;
+    exactly<MOST>(queries * (turn + 1) / turns - q, [&](auto number) { run(q, number); });
+  }
 }
 
 // Queries `from` to `upto - 1` of one key head of a span: row by row, each with the key head's
@@ -169,10 +329,9 @@ template <typename T>
 bool some(const Layer& layer, const Span& span, int64_t group, int64_t from, int64_t upto) {
   const int64_t per_group = layer.heads / layer.groups, queries = upto - from;
   const int64_t width = layer.width, value_width = layer.value_width;
-  const int64_t count = span.count - span.first, whole = (count + LANES - 1) / LANES * LANES;
+  const int64_t count = span.count - span.first, padded = (count + KEYS - 1) / KEYS * KEYS;
   static thread_local std::vector<float> scratch;
-  const size_t needed =
-      queries * (width + whole + value_width + 2) + width * LANES + 2 * LANES;
+  const size_t needed = queries * (width + padded + value_width + 2) + width * KEYS + LINE;
   if (scratch.size() < needed) {
     try {
       scratch = std::vector<float>();
@@ -181,50 +340,48 @@ bool some(const Layer& layer, const Span& span, int64_t group, int64_t from, int
       return false;
     }
   }
-  float* keys = (float*)(((uintptr_t)scratch.data() + 63) / 64 * 64);
-  float* query = keys + width * LANES;
+  float* keys = (float*)(((uintptr_t)scratch.data() + LINE - 1) / LINE * LINE);
+  float* query = keys + width * KEYS;
   float* scores = query + queries * width;
-  float* sums = scores + queries * whole;
-  // What all weights of a query come to: its sink first. And where the sum over further values goes.
-  float *totals = sums + queries * value_width, *again = totals + queries;
+  float* sums = scores + queries * padded;
+  // What all weights of a query come to, its sink first; and its highest score.
+  float *totals = sums + queries * value_width, *tops = totals + queries;
 
   for (int64_t q = 0; q < queries; q++) {
     const int64_t head = group * per_group + (from + q) % per_group;
     const int64_t row = span.row + (from + q) / per_group;
     const T* own = (const T*)layer.query + head * layer.query_head + row * layer.query_row;
     for (int64_t d = 0; d < width; d += LANES)
-      _mm512_storeu_ps(query + q * width + d, _mm512_mul_ps(load(own + d), _mm512_set1_ps(layer.scaling)));
+      store(query + q * width + d, load(own + d) * all(layer.scaling));
   }
 
   const int64_t* places = span.places + span.first;
   const T* cached = (const T*)layer.cached_keys + group * layer.cached_key_head;
-  for (int64_t t = 0; t < whole; t += LANES) {
-    for (int64_t d = 0; d < width; d += LANES) {
-      __m512 block[LANES];
-      for (int k = 0; k < LANES; k++) {
-        block[k] = load(cached + places[t + k < count ? t + k : count - 1] * width + d);
-        if (t + LANES + k < count)
-          __builtin_prefetch(cached + places[t + LANES + k] * width + d);
-      }
-      transpose(block);
-      for (int k = 0; k < LANES; k++) _mm512_store_ps(keys + (d + k) * LANES, block[k]);
+  for (int64_t t = 0; t < padded; t += KEYS) {
+    const T *here[KEYS], *next[KEYS];
+    for (int k = 0; k < KEYS; k++) {
+      here[k] = cached + places[t + k < count ? t + k : count - 1] * width;
+      next[k] = cached + places[t + KEYS + k < count ? t + KEYS + k : count - 1] * width;
     }
-    int64_t q = 0;
-    for (; q + SCORED <= queries; q += SCORED)
-      scores_of<SCORED>(query + q * width, keys, width, scores + q * whole + t, whole);
-    for (; q + 3 <= queries; q += 3)
-      scores_of<3>(query + q * width, keys, width, scores + q * whole + t, whole);
-    for (; q < queries; q++)
-      scores_of<1>(query + q * width, keys, width, scores + q * whole + t, whole);
+    for (int64_t d = 0; d < width; d += WIDTH) {
+      for (int k = 0; k < KEYS; k += LANES) turn(here + k, keys + d * KEYS + k);
+      for (int k = 0; k < KEYS; k++) here[k] += WIDTH;
+    }
+    // Memory gives sooner what lies together, and while something is computed.
+    in_turn<SCORED>(queries, [&](int64_t q, auto number) {
+      for (int64_t k = KEYS * q / queries; k < KEYS * (q + number) / queries; k++)
+        fetch(next[k], width);
+      scores_of<number()>(query + q * width, keys, width, scores + q * padded + t, padded);
+    });
   }
 
   const float lowest = -std::numeric_limits<float>::infinity();
   for (int64_t q = 0; q < queries; q++) {
-    float* own = scores + q * whole;
+    float* own = scores + q * padded;
     if (layer.softcap)
-      for (int64_t t = 0; t < whole; t += LANES)
-        _mm512_storeu_ps(own + t, capped(_mm512_loadu_ps(own + t), layer.softcap));
-    for (int64_t t = count; t < whole; t++) own[t] = lowest;
+      for (int64_t t = 0; t < padded; t += LANES)
+        store(own + t, capped(load(own + t), layer.softcap));
+    for (int64_t t = count; t < padded; t++) own[t] = lowest;
     if (span.hidden) {
       const int64_t tail = span.count - span.masked;
       const uint8_t* hidden = span.hidden + (from + q) / per_group * tail;
@@ -233,41 +390,50 @@ bool some(const Layer& layer, const Span& span, int64_t group, int64_t from, int
         if (hidden[t]) last[t] = lowest;
     }
     // A sink takes part in the sum and has no value: attention to nothing.
-    const __m512 sink = _mm512_set1_ps(
-        layer.sinks ? layer.sinks[group * per_group + (from + q) % per_group] : lowest);
-    __m512 top = sink;
-    for (int64_t t = 0; t < whole; t += LANES) top = _mm512_max_ps(top, _mm512_loadu_ps(own + t));
-    top = _mm512_set1_ps(_mm512_reduce_max_ps(top));
-    for (int64_t t = 0; t < whole; t += LANES) {
-      _mm512_storeu_ps(own + t, exponential(_mm512_sub_ps(_mm512_loadu_ps(own + t), top)));
-    }
-    totals[q] = _mm512_cvtss_f32(exponential(_mm512_sub_ps(sink, top)));
+    const int64_t head = group * per_group + (from + q) % per_group;
+    const Vector sink = all(layer.sinks ? layer.sinks[head] : lowest);
+    Vector top = sink;
+    for (int64_t t = 0; t < padded; t += LANES) top = larger(top, load(own + t));
+    tops[q] = largest(top);
+    totals[q] = first(exponential(sink - all(tops[q])));
   }
 
   const T* values = (const T*)layer.cached_values + group * layer.cached_value_head;
   std::memset(sums, 0, queries * value_width * sizeof(float));
-  std::memset(again, 0, queries * sizeof(float));
-  for (int64_t t = 0; t < count; t += AT_A_TIME)
-    for (int64_t e = 0; e < value_width;) {
-      const int64_t keys_here = count - t < AT_A_TIME ? count - t : AT_A_TIME;
-      const bool wide = e + VECTORS * LANES <= value_width;
-      for (int64_t q = 0; q < queries;) {
-        const bool many = q + WEIGHED <= queries;
-        auto run = many ? (wide ? weighed<WEIGHED, VECTORS, T> : weighed<WEIGHED, 1, T>)
-                        : (wide ? weighed<1, VECTORS, T> : weighed<1, 1, T>);
-        run(scores + q * whole + t, whole, values + e, value_width, places + t, keys_here,
-            sums + q * value_width + e, (e ? again : totals) + q);
-        q += many ? WEIGHED : 1;
+  for (int64_t t = 0; t < count; t += AT_A_TIME) {
+    const int64_t now = count - t < AT_A_TIME ? count - t : AT_A_TIME;
+    const int64_t rest = count - t - AHEAD, ahead = rest < now ? rest : now;
+    for (int64_t q = 0; q < queries; q++) {
+      float* own = scores + q * padded + t;
+      const Vector top = all(tops[q]);
+      for (int64_t k = 0; k < now; k += LANES) {
+        store(own + k, exponential(load(own + k) - top));
+        if (k * sizeof(float) % LINE == 0) __builtin_prefetch(own + AT_A_TIME + k);
       }
-      e += wide ? VECTORS * LANES : LANES;
     }
+    for (int64_t e = 0; e < value_width;) {
+      const bool wide = e + VECTORS * LANES <= value_width;
+      const auto add = [&](int64_t q, auto number, auto counts) {
+        constexpr int QUERIES = number();
+        auto run = wide ? weighed<QUERIES, VECTORS, counts(), T>
+                        : weighed<QUERIES, WIDTH / LANES, counts(), T>;
+        run(scores + q * padded + t, padded, values + e, value_width, places + t, now,
+            q ? 0 : ahead, sums + q * value_width + e, totals + q);
+      };
+      // All weights are counted once.
+      if (e)
+        in_turn<WEIGHED>(queries, [&](auto q, auto number) { add(q, number, std::false_type()); });
+      else
+        in_turn<COUNTED>(queries, [&](auto q, auto number) { add(q, number, std::true_type()); });
+      e += wide ? VECTORS * LANES : WIDTH;
+    }
+  }
   for (int64_t q = 0; q < queries; q++) {
     const int64_t head = group * per_group + (from + q) % per_group;
     const int64_t row = span.row + (from + q) / per_group;
     T* to = (T*)layer.out + (row * layer.heads + head) * value_width;
     for (int64_t e = 0; e < value_width; e += LANES)
-      store(to + e, _mm512_div_ps(_mm512_loadu_ps(sums + q * value_width + e),
-                                  _mm512_set1_ps(totals[q])));
+      store(to + e, load(sums + q * value_width + e) / all(totals[q]));
   }
   if (scratch.size() > SCRATCH) scratch = std::vector<float>();
   return true;
@@ -280,30 +446,35 @@ bool attend(const Layer& layer, const Span* spans, int64_t num_spans, int thread
   bool fits = true;
   // Where there are fewer key heads than threads each one's queries are shared out.
   const int64_t shares = tasks < threads ? (threads + tasks - 1) / tasks : 1;
+  const auto write = [&](int64_t task) {
+    const Span& span = spans[task / layer.groups];
+    const int64_t group = task % layer.groups;
+    const T* keys = (const T*)layer.keys + group * layer.key_head;
+    const T* values = (const T*)layer.values + group * layer.value_head;
+    for (int64_t r = 0; r < span.rows; r++) {
+      const int64_t place = span.places[span.count - span.rows + r], row = span.row + r;
+      std::memcpy((T*)layer.cached_keys + group * layer.cached_key_head + place * layer.width,
+                  keys + row * layer.key_row, layer.width * sizeof(T));
+      std::memcpy(
+          (T*)layer.cached_values + group * layer.cached_value_head + place * layer.value_width,
+          values + row * layer.value_row, layer.value_width * sizeof(T));
+    }
+  };
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
+    // Several threads read what is written only where they share a task: else none has to wait.
+    if (shares > 1) {
 #pragma omp for schedule(static)
-    for (int64_t task = 0; task < tasks; task++) {
-      const Span& span = spans[task / layer.groups];
-      const int64_t group = task % layer.groups;
-      const T* keys = (const T*)layer.keys + group * layer.key_head;
-      const T* values = (const T*)layer.values + group * layer.value_head;
-      for (int64_t r = 0; r < span.rows; r++) {
-        const int64_t place = span.places[span.count - span.rows + r], row = span.row + r;
-        std::memcpy((T*)layer.cached_keys + group * layer.cached_key_head + place * layer.width,
-                    keys + row * layer.key_row, layer.width * sizeof(T));
-        std::memcpy(
-            (T*)layer.cached_values + group * layer.cached_value_head + place * layer.value_width,
-            values + row * layer.value_row, layer.value_width * sizeof(T));
-      }
+      for (int64_t task = 0; task < tasks; task++) write(task);
     }
-#pragma omp for schedule(dynamic)
+#pragma omp for schedule(dynamic) nowait
     for (int64_t task = 0; task < tasks * shares; task++) {
       const Span& span = spans[task / shares / layer.groups];
       const int64_t queries = span.rows * per_group, share = task % shares;
       const int64_t from = queries * share / shares, upto = queries * (share + 1) / shares;
-      const int64_t kept = KEPT / (span.count - span.first + LANES) / SCORED * SCORED;
+      const int64_t kept = KEPT / (span.count - span.first + KEYS) / SCORED * SCORED;
       const int64_t step = kept > LEAST ? kept : LEAST;
+      if (shares == 1) write(task);
       for (int64_t q = from; q < upto; q += step)
         if (!some<T>(layer, span, task / shares % layer.groups, q,
                      q + step < upto ? q + step : upto)) {

@@ -1,8 +1,8 @@
 """Attention by Outrider's own code, `attention.cpp`, compiled beside its products.
 
 Keys and values are written to their places in the pools and read from there, of all sequences of a
-forward in one call. In float32 and bfloat16 on processors with AVX-512; everything is summed in
-float32. What a row becomes does not depend, to the bit, on the rows beside it.
+forward in one call. In float32 and bfloat16 on processors with AVX2 and FMA, or AVX-512; everything
+is summed in float32. What a row becomes does not depend, to the bit, on the rows beside it.
 """
 
 from __future__ import annotations

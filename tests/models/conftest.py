@@ -22,5 +22,5 @@ def own_products(tmp_path_factory: pytest.TempPathFactory) -> Product:
 def own_attention(own_products: Product) -> OwnAttention:
     made = own_products.attention()
     if made is None:
-        pytest.skip("this processor has no AVX-512")
+        pytest.skip("this processor has neither AVX2 with FMA nor AVX-512")
     return made

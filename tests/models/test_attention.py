@@ -136,7 +136,7 @@ def test_random_trees_and_reaches(own_products, data):
     case = (lengths, trees, reach, Options(0.3, data.draw(st.none() | st.just(3.0))))
     want = run(attend_reference, 1, *case)
     assert close(run(attend_cpu, 1, *case), want, torch.float32)
-    # None on a processor without AVX-512.
+    # None on a processor without AVX2.
     own = own_products.attention() or attend_cpu
     assert close(run(own, 1, *case), want, torch.float32)
     assert close(run(StrictBody(), STRICT_BLOCK, *case), want, torch.float32)

@@ -117,18 +117,16 @@ def test_a_row_has_the_same_bits_whatever_goes_along(
         assert keeps_bits(own_attention, dtype, reach), reach
     assert keeps_bits_in_trees(own_attention, dtype)
     # The negative control: right numbers, but of which several queries at a time are rounded.
-    weight = "_mm512_set1_ps(weights[q * stride + t])"
-    wrong = variant(
-        tmp_path, weight, "_mm512_set1_ps(weights[q * stride + t] * (1 + QUERIES * 1e-6f))"
-    )
+    weight = "all(weights[q * stride + t])"
+    wrong = variant(tmp_path, weight, "all(weights[q * stride + t] * (1 + QUERIES * 1e-6f))")
     body = Product(wrong).attention()
     assert body is not None and not keeps_bits(body, dtype, None)
 
 
 def test_bits_that_follow_where_a_row_begins_are_found(own_attention: OwnAttention, tmp_path: Path):
     """The negative control for windows, chunks and trees: a key's weight follows its place."""
-    weight = "_mm512_set1_ps(weights[q * stride + t])"
-    placed = "_mm512_set1_ps(weights[q * stride + t] * (1 + t % 16 * 2e-7f))"
+    weight = "all(weights[q * stride + t])"
+    placed = "all(weights[q * stride + t] * (1 + t % 16 * 2e-7f))"
     body = Product(variant(tmp_path, weight, placed)).attention()
     assert body is not None and keeps_bits(body, torch.float32, None)
     assert not keeps_bits(body, torch.float32, Window(70))
@@ -213,8 +211,8 @@ def same_by_any_threads(body: OwnAttention) -> bool:
 def test_threads_change_no_bit(own_attention: OwnAttention, tmp_path: Path):
     assert same_by_any_threads(own_attention)
     # The negative control: right numbers, rounded by how a thread's queries begin.
-    scale = "_mm512_set1_ps(layer.scaling)"
-    wrong = variant(tmp_path, scale, "_mm512_set1_ps(layer.scaling * (1 + from % 7 * 2e-7f))")
+    scale = "all(layer.scaling)"
+    wrong = variant(tmp_path, scale, "all(layer.scaling * (1 + from % 7 * 2e-7f))")
     body = Product(wrong).attention()
     assert body is not None and not same_by_any_threads(body)
 
@@ -323,12 +321,12 @@ def test_a_compiled_forward_is_held_to_the_other_body(
     [
         ("if (hidden[t]) last[t] = lowest;", ";"),
         ("if (layer.softcap)", "if (false)"),
-        ("totals[q] = _mm512_cvtss_f32(exponential", "totals[q] = 0; (void)(exponential"),
+        ("totals[q] = first(exponential", "totals[q] = 0; (void)(exponential"),
         ("float* last = own + span.masked - span.first", "float* last = own + span.masked"),
         ("const int64_t* places = span.places + span.first", "const int64_t* places = span.places"),
         ("+ row * layer.query_row", "+ row * layer.width"),
         ("values + row * layer.value_row, layer.value_width", "values, layer.value_width"),
-        ("e += wide ? VECTORS * LANES : LANES", "e += VECTORS * LANES"),
+        ("for (int64_t e = 0; e < value_width;)", "for (int64_t e = 0; e < value_width - WIDTH;)"),
     ],
 )  # fmt: skip
 def test_what_computes_something_else_is_refused(tmp_path: Path, right: str, wrong: str):
