@@ -118,7 +118,7 @@ def test_a_row_has_the_same_bits_whatever_goes_along(
     assert keeps_bits_in_trees(own_attention, dtype)
     # The negative control: right numbers, but of which several queries at a time are rounded.
     weight = "all(weights[q * stride + t])"
-    wrong = variant(tmp_path, weight, "all(weights[q * stride + t] * (1 + QUERIES * 1e-6f))")
+    wrong = variant(tmp_path, (weight, "all(weights[q * stride + t] * (1 + QUERIES * 1e-6f))"))
     body = Product(wrong).attention()
     assert body is not None and not keeps_bits(body, dtype, None)
 
@@ -127,7 +127,7 @@ def test_bits_that_follow_where_a_row_begins_are_found(own_attention: OwnAttenti
     """The negative control for windows, chunks and trees: a key's weight follows its place."""
     weight = "all(weights[q * stride + t])"
     placed = "all(weights[q * stride + t] * (1 + t % 16 * 2e-7f))"
-    body = Product(variant(tmp_path, weight, placed)).attention()
+    body = Product(variant(tmp_path, (weight, placed))).attention()
     assert body is not None and keeps_bits(body, torch.float32, None)
     assert not keeps_bits(body, torch.float32, Window(70))
     assert not keeps_bits(body, torch.float32, Chunk(61))
@@ -212,14 +212,14 @@ def test_threads_change_no_bit(own_attention: OwnAttention, tmp_path: Path):
     assert same_by_any_threads(own_attention)
     # The negative control: right numbers, rounded by how a thread's queries begin.
     scale = "all(layer.scaling)"
-    wrong = variant(tmp_path, scale, "all(layer.scaling * (1 + from % 7 * 2e-7f))")
+    wrong = variant(tmp_path, (scale, "all(layer.scaling * (1 + from % 7 * 2e-7f))"))
     body = Product(wrong).attention()
     assert body is not None and not same_by_any_threads(body)
 
 
 def test_memory_that_is_out_is_told(own_attention: OwnAttention, tmp_path: Path):
     made = "scratch = std::vector<float>(needed);"
-    wrong = variant(tmp_path, made, f"if (needed > 50000) throw std::bad_alloc(); {made}")
+    wrong = variant(tmp_path, (made, f"if (needed > 50000) throw std::bad_alloc(); {made}"))
     body = Product(wrong).attention()
     assert body is not None
     with pytest.raises(OutOfMemory, match="no memory for the scores"):
@@ -331,4 +331,4 @@ def test_a_compiled_forward_is_held_to_the_other_body(
 )  # fmt: skip
 def test_what_computes_something_else_is_refused(tmp_path: Path, right: str, wrong: str):
     """Hidden keys, the cap, the sink, windows, strides, rows of values, some of the values."""
-    refuse(tmp_path, right, wrong)
+    refuse(tmp_path, (right, wrong))
