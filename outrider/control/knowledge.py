@@ -6,7 +6,7 @@ from collections.abc import Sequence as Sequenced
 
 from outrider.control.book import Book
 from outrider.control.costs import Costs
-from outrider.control.guard import ENOUGH_OF_TEXT, MARGIN_OF_TEXT, SLOWEST, Guard, Pace
+from outrider.control.guard import SLOWEST, Guard, Pace, scatter_of
 from outrider.control.live import LiveDraft, LiveRounds
 from outrider.control.plans import Times
 from outrider.control.rounds import FEW, Round, State, Tally, View
@@ -284,13 +284,15 @@ class Knowledge:
             pace = self._paces[key] = Pace()
             self.guards[key] = Guard()
         took_s = pace.usual_s(took_s, expected_s)
-        self.guards[key].saw(self.now, plain_s * worth, took_s)
+        promised = max(0.0, plan.rate_tok_s * plan.expected_s / num - 1.0)
+        scatter = scatter_of(promised, plan.depth, len(view.ending) or num)
+        self.guards[key].saw(self.now, worth - took_s / plain_s, scatter)
         found = plain_s * worth - took_s, took_s
         rows = sum(done.offered)
         if num == 1 or not rows:
             return found
-        own_s = plain_s / num
-        row_s = max(0.0, took_s - plain_s) / rows
+        row = max(0.0, took_s / plain_s - 1.0) * num / rows
+        scatter = scatter_of(promised, plan.depth)
         drawn = plan.arm, plan.trees is not None
         for b, offered in enumerate(done.offered):
             if done.served[b] is None or not offered:
@@ -298,9 +300,8 @@ class Knowledge:
             own, guards = (None, False) if done.taken[b] else drawn, view.states[b].guards
             guard = guards.get(own)
             if guard is None:
-                guard = guards[own] = Guard(ENOUGH_OF_TEXT, MARGIN_OF_TEXT)
-            gained_s = own_s * (1 + done.kept.get(view.texts[b].key, 0))
-            guard.saw(self.now, gained_s, own_s + row_s * offered)
+                guard = guards[own] = Guard()
+            guard.saw(self.now, done.kept.get(view.texts[b].key, 0) - row * offered, scatter)
         return found
 
     def _keep(self, done: Round) -> None:

@@ -107,8 +107,8 @@ def test_ledgers_of_look_ups_are_apart_from_those_of_who_draws(monkeypatch) -> N
     timed = world.controller.timed
     changed: list[set[tuple[int | None, bool]]] = []
 
-    def rounds(state: State) -> dict[tuple[int | None, bool], int]:
-        return {key: guard.rounds for key, guard in state.guards.items()}
+    def rounds(state: State) -> dict[tuple[int | None, bool], float]:
+        return {key: guard.weight for key, guard in state.guards.items()}
 
     def watched(texts, times: StageTimes) -> None:
         done = world.controller._round
