@@ -223,6 +223,7 @@ class Controller(SeveralDrafters):
         uneven = 0.0
         if len(texts) > 1 and times is not None and not draws.followed:
             uneven = self._known.full * times.fixed
+        ending, left = self._ending(texts) if uneven else ((), 1.0)
         return View(
             texts=tuple(texts),
             states=states,
@@ -235,14 +236,19 @@ class Controller(SeveralDrafters):
             times=times,
             offers=self._offers(texts, states, caps, draws),
             uneven=uneven,
-            ending=self._ending(texts) if uneven else (),
+            ending=ending,
+            left=left,
         )
 
-    def _ending(self, texts: Sequenced[Sequence]) -> list[int]:
-        """The texts that may end last: those with most to make, give or take what chance does."""
+    def _ending(self, texts: Sequenced[Sequence]) -> tuple[list[int], float]:
+        """The texts that may end last, and the most that one has to make.
+
+        Those with most to make are, give or take what chance does.
+        """
         left = [self._known.left(text) for text in texts]
-        least = max(left) - CHANCE * max(left) ** 0.5
-        return [b for b, own in enumerate(left) if own >= least]
+        most = max(left)
+        least = most - CHANCE * most**0.5
+        return [b for b, own in enumerate(left) if own >= least], most
 
     def _offers(
         self,

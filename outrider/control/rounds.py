@@ -79,6 +79,7 @@ class View:
         offers: each text's best certain draft.
         uneven: the share of a round that only the text that ends last can save.
         ending: the texts that may be that one, where there is such a share.
+        left: tokens that one of these has to make at most.
     """
 
     texts: Sequenced[Sequence]
@@ -93,6 +94,7 @@ class View:
     offers: Sequenced[Offer | None]
     uneven: float = 0.0
     ending: Sequenced[int] = ()
+    left: float = 1.0
 
     @property
     def clean(self) -> bool:
