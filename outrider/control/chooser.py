@@ -200,12 +200,11 @@ class Chooser:
         ending = set(view.ending)
         reading, usual = 0.0, self._settings.max_depth + 2
         # Once for each text: what is asked of the view elsewhere is written out.
-        for b, (text, state, cap) in enumerate(
-            zip(view.texts, view.states, view.caps, strict=True)
-        ):
+        cells = book.cells(view.texts, idle)
+        every = zip(view.texts, view.states, view.caps, cells, strict=True)
+        for b, (text, state, cap, cell) in enumerate(every):
             if not cap or not state.rounds:
                 continue
-            cell = book.drifted(text.key, idle) if idle else book.cell(text.key)
             if state.guards and not state.allows(known.now, arm, trees=drawing_trees):
                 continue
             unread = len(text.tokens) - state.read.get(arm, 0)
@@ -215,7 +214,8 @@ class Chooser:
             if own is None:
                 own = classes[cell, cap] = [0, 0]
             own[0] += 1
-            own[1] += b in ending
+            if b in ending:
+                own[1] += 1
         most = max(view.caps, default=0)
         return Drawing(
             arm,
@@ -252,7 +252,7 @@ class Chooser:
             ):
                 continue
             taken = next((one for one in found if one.arm is None), None)
-            able = [b for b in range(len(view.texts)) if view.can_draw(b)]
+            able = list[int]() if kind is None else view.able()
             if not (taken if kind is None else able):
                 continue
             known.due[kind] = known.now + LOOK_AGAIN

@@ -82,14 +82,20 @@ class Guard:
         self.behind += 1
         if self.stands >= 0.0:
             self.stands, self.behind = 0.0, 0
-        variance = (self.squares + EXPECTED * scatter) / (weight + EXPECTED)
-        if self.behind < ENOUGH:
-            if self.mean > 0.0 and self.mean**2 * weight > SURE**2 * variance:
-                self.pause = SHORTEST
-            return
-        lost = -self.stands
-        if lost > MARGIN * self.behind and lost**2 > SURE**2 * variance * self.behind:
-            self._leave(now)
+        behind, lost = self.behind, -self.stands
+        if behind >= ENOUGH:
+            if lost > MARGIN * behind and lost * lost > SURE**2 * behind * self._variance(scatter):
+                self._leave(now)
+        elif self.pause > SHORTEST and self._has_paid(scatter):
+            self.pause = SHORTEST
+
+    def _has_paid(self, scatter: float) -> bool:
+        """Whether it gained more lately than chance gives."""
+        return self.mean > 0.0 and self.mean**2 * self.weight > SURE**2 * self._variance(scatter)
+
+    def _variance(self, scatter: float) -> float:
+        """Of gains: as measured, and at first as it was expected."""
+        return (self.squares + EXPECTED * scatter) / (self.weight + EXPECTED)
 
     def _leave(self, now: int) -> None:
         """Begins a pause, and anew after it."""

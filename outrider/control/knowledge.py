@@ -168,8 +168,17 @@ class Knowledge:
 
     def left(self, text: Sequence) -> float:
         """Tokens that a text is likely still to have made, at least a few."""
-        usual = max(16.0, self._num_output - text.num_output)
-        return max(1.0, min(text.remaining, usual))
+        return self.left_of((text,))[0]
+
+    def left_of(self, texts: Sequenced[Sequence]) -> list[float]:
+        """The same of some texts."""
+        lefts, usual = list[float](), self._num_output
+        for text in texts:
+            left = text.remaining
+            if left > 16:
+                left = min(left, max(16.0, usual - text.num_output))
+            lefts.append(left if left > 1 else 1.0)
+        return lefts
 
     def compare(self, text: Sequence, state: State, part: float) -> None:
         """Scores offers that were not taken by what came instead: full information for nothing."""
@@ -364,9 +373,10 @@ class Knowledge:
 
     def _offer(self, arm: int, asked: int, levels: int) -> None:
         shares = self._offered[arm]
-        shares.extend([1.0] * (asked - len(shares)))
-        for i in range(asked):
-            shares[i] += 0.1 * ((levels > i) - shares[i])
+        if len(shares) < asked:
+            shares.extend([1.0] * (asked - len(shares)))
+        shares[:levels] = [share + 0.1 * (1.0 - share) for share in shares[:levels]]
+        shares[levels:asked] = [share - 0.1 * share for share in shares[levels:asked]]
 
     def _read(self, view: View, times: StageTimes, plain_s: float | None) -> None:
         """What a token of a prompt takes."""

@@ -155,14 +155,26 @@ def drawn(times: Times, drawing: Drawing) -> Plan | None:
     seconds, best_rate, best_depth, best_s = times.plain_s, 0.0, 0, 0.0
     curve, last, plain_s = times.curve, len(times.curve) - 2, times.plain_s
     beside_s = plain_s - curve[times.texts]
+    # The least that a further level takes.
+    more_s = level_s if num > 4 else level_s * min(offered, default=1.0)
+    alone = classes[0].survival if len(classes) == 1 else None
     for level in range(most):
-        gained, texts = 0.0, 0
-        for one in classes:
-            if one.depth > level:
-                gained += one.num * one.survival[level]
-                texts += one.num
-        # No later level gains more than this one, and none makes the round shorter.
-        if gained < LEAST or tokens + (most - level) * gained <= best_rate * seconds:
+        if alone is not None:
+            gained, texts = num * alone[level], num
+        else:
+            gained, texts = 0.0, 0
+            for one in classes:
+                if one.depth > level:
+                    gained += one.num * one.survival[level]
+                    texts += one.num
+        # No later level gains more than this one, and each takes so long at least: all of them
+        # together, or none, would have to promise more than the best.
+        left = most - level
+        enough = best_rate * (seconds + left * more_s)
+        if (
+            gained < LEAST
+            or max(tokens - best_rate * seconds, tokens + left * gained - enough) <= 0
+        ):
             break
         if best_depth and times.texts + rows > times.most:
             break
