@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from outrider.control.acceptance import DISCOUNT, Acceptance, Counts, Prior
 from outrider.control.confidence import Confidence
+from outrider.sequence import Sequence as Text
 
 LUCK_STEP = 0.35
 """Share of a text's luck that its last round makes."""
@@ -43,15 +46,39 @@ class Book:
         self.confidence = Confidence()
         self._cells: dict[int, Counts] = {}
         self._luck: dict[int, float] = {}
+        self._classes: dict[int, int] = {}
         self._overall = START
         self.drafted = self.kept = 0.0
 
     def cell(self, text: int, offer: int = 0) -> int:
         """The class of a text, and of a certain draft of `offer` tokens."""
-        luck = self._luck.get(text)
-        if luck is None:
-            luck = self._luck_of(text)
-        return min(3, int(luck * 4)) + 4 * min(4, offer.bit_length())
+        own = self._classes.get(text)
+        if own is None:
+            own = _class_of(self._luck_of(text))
+        return own + 4 * min(4, offer.bit_length()) if offer else own
+
+    def cells(self, texts: Sequence[Text], idle: int = 0) -> list[int]:
+        """The classes of some texts, without an offer, after so many rounds without a draft.
+
+        Bad luck is forgotten, little by little: a text whose drafts were no good would otherwise
+        never be drafted for again.
+        """
+        if idle and self._luck:
+            left, overall = (1.0 - DRIFT) ** idle, self._overall
+            for text in texts:
+                luck = self._luck.get(text.key)
+                if luck is not None:
+                    self._set_luck(text.key, overall + left * (luck - overall))
+        classes = self._classes
+        if self._like is not None and not self.drafted:
+            return [self.cell(text.key) for text in texts]
+        usual = _class_of(self._overall)
+        return [classes.get(text.key, usual) for text in texts]
+
+    def _set_luck(self, text: int, luck: float) -> None:
+        """Where it is asked for in each round the class is at hand."""
+        self._luck[text] = luck
+        self._classes[text] = _class_of(luck)
 
     def offered(self, text: int, tokens: int) -> tuple[int, list[float]]:
         """The class of a text's certain draft, and the chances of its tokens.
@@ -103,7 +130,7 @@ class Book:
             return
         luck_now = min(kept, COUNTED) / min(offered, COUNTED)
         luck = self._luck_of(text)
-        self._luck[text] = luck + LUCK_STEP * (luck_now - luck)
+        self._set_luck(text, luck + LUCK_STEP * (luck_now - luck))
         self._overall += OVERALL_STEP * part * (luck_now - self._overall)
         left = 1.0 - (1.0 - DISCOUNT) * part
         self.drafted = self.drafted * left + offered
@@ -111,17 +138,7 @@ class Book:
 
     def idle(self, text: int) -> None:
         """The drafter was asked and had nothing to say: that is bad luck of this text alone."""
-        self._luck[text] = (1.0 - LUCK_STEP) * self._luck_of(text)
-
-    def drifted(self, text: int, rounds: int = 1) -> int:
-        """A text's class after rounds without a draft: bad luck is forgotten, little by little.
-
-        A text whose drafts were no good would otherwise never be drafted for again.
-        """
-        luck = self._luck.get(text)
-        if luck is not None:
-            self._luck[text] = self._overall + (1.0 - DRIFT) ** rounds * (luck - self._overall)
-        return self.cell(text)
+        self._set_luck(text, (1.0 - LUCK_STEP) * self._luck_of(text))
 
     @property
     def rate(self) -> float | None:
@@ -131,3 +148,8 @@ class Book:
     def close(self, text: int) -> None:
         """The text is over."""
         self._luck.pop(text, None)
+        self._classes.pop(text, None)
+
+
+def _class_of(luck: float) -> int:
+    return min(3, int(luck * 4))

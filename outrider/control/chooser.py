@@ -18,9 +18,9 @@ from outrider.tree import TreeBudget
 
 HYSTERESIS = 1.03
 """Another drafter must promise so much more than the one at work."""
-MANY = 0.05
-"""Of many texts so much more must be promised than plain decoding makes, of two half of it: what
-they gain in the mean is more than what the last of them does."""
+MANY = 0.03
+"""Of many texts so much more must be promised than plain decoding makes, of two half of it: by what
+some are ahead of the others when drafting ends, nothing was saved."""
 SAMPLE_EVERY = 12
 """Rounds between two samples of a drafter; none where the last one was kept whole."""
 LOOK_AGAIN = 4
@@ -127,7 +127,7 @@ class Chooser:
         found: list[Plan | None] = []
         if any(view.offers) and self._allowed(None, view):
             chances = [() if offer is None else offer.survival for offer in view.offers]
-            found.append(plans.certain(times, chances, view.ending))
+            found.append(plans.certain(times, chances, view.ending, view.left))
         for arm in self._weighed(view):
             if self.serves(arm, view.rule):
                 found.append(self._plan_of(arm, view, times))
@@ -200,12 +200,11 @@ class Chooser:
         ending = set(view.ending)
         reading, usual = 0.0, self._settings.max_depth + 2
         # Once for each text: what is asked of the view elsewhere is written out.
-        for b, (text, state, cap) in enumerate(
-            zip(view.texts, view.states, view.caps, strict=True)
-        ):
+        cells = book.cells(view.texts, idle)
+        every = zip(view.texts, view.states, view.caps, cells, strict=True)
+        for b, (text, state, cap, cell) in enumerate(every):
             if not cap or not state.rounds:
                 continue
-            cell = book.drifted(text.key, idle) if idle else book.cell(text.key)
             if state.guards and not state.allows(known.now, arm, trees=drawing_trees):
                 continue
             unread = len(text.tokens) - state.read.get(arm, 0)
@@ -215,7 +214,8 @@ class Chooser:
             if own is None:
                 own = classes[cell, cap] = [0, 0]
             own[0] += 1
-            own[1] += b in ending
+            if b in ending:
+                own[1] += 1
         most = max(view.caps, default=0)
         return Drawing(
             arm,
@@ -230,6 +230,7 @@ class Chooser:
             trees,
             start_s,
             len(ending),
+            view.left,
         )
 
     def _rows(self, arm: int, view: View, trees: TreeBudget, depth: int) -> Sequenced[int]:
@@ -251,7 +252,7 @@ class Chooser:
             ):
                 continue
             taken = next((one for one in found if one.arm is None), None)
-            able = [b for b in range(len(view.texts)) if view.can_draw(b)]
+            able = list[int]() if kind is None else view.able()
             if not (taken if kind is None else able):
                 continue
             known.due[kind] = known.now + LOOK_AGAIN
@@ -263,13 +264,11 @@ class Chooser:
                 plan = self._trial(kind, view, times, able, best, taken)
             if plan is None:
                 continue
-            # What look-ups promise unevenly was not enough to be chosen, and is not enough here.
-            rate, other = plan.rate_tok_s, best.rate_tok_s
-            if kind is None:
-                rate, other = plan.counted_tok_s(len(view.texts), view.uneven), due
-            lost_s = max(0.0, plan.expected_s * (1.0 - rate / other))
+            # What hurries texts ahead saves as little here as where it is chosen.
+            rate = plan.counted_tok_s(len(view.texts), view.uneven)
+            lost_s = max(0.0, plan.expected_s * (1.0 - rate / due))
             if known.afford(kind, lost_s):
-                stake = Stake(lost_s, other)
+                stake = Stake(lost_s, due)
                 known.due[kind] = known.now + SAMPLE_EVERY
                 return Choice(plan, SAMPLED, stake)
         return None
@@ -309,20 +308,32 @@ class Chooser:
             for offer, length in zip(view.offers, lengths, strict=True)
         ]
 
+        book = known.book(arm, view.rule, trees)
+        ending = set(view.ending)
+
+        def gained(b: int) -> float:
+            """What it is expected to gain a text."""
+            depth = min(SAMPLE_DEPTH, view.caps[b])
+            return sum(book.survival(view.texts[b].key, depth)[:depth])
+
         def lost_s(b: int) -> float:
-            """What is read for a text, and what it was offered."""
-            return view.unread(arm, b) * token_s + offered[b] / best.rate_tok_s
+            """What is read for a text, what it was offered, and what it would hurry ahead."""
+            ahead = offered[b]
+            if view.ending and b not in ending:
+                ahead += view.uneven * gained(b)
+            return view.unread(arm, b) * token_s + ahead / best.rate_tok_s
 
         b = min(able, key=lost_s)
         depth = min(SAMPLE_DEPTH, view.caps[b])
-        book = known.book(arm, view.rule, trees)
-        tokens = len(view.texts) + sum(offered) - offered[b]
-        tokens += sum(book.survival(view.texts[b].key, depth)[:depth])
+        gains = list(offered)
+        gains[b] = gained(b)
+        tokens = len(view.texts) + sum(gains)
+        last = sum(gains[b] for b in view.ending) / max(1, len(view.ending))
         lengths[b] = depth if trees is None else self._rows(arm, view, trees, depth)[depth]
         reading_s = view.unread(arm, b) * token_s
         drafting_s = start_s + depth * level_s
         expected_s = times.target_s(sum(lengths)) + drafting_s + reading_s
-        return Plan(arm, depth, tokens / expected_s, expected_s, tuple(lengths), b, trees)
+        return Plan(arm, depth, tokens / expected_s, expected_s, tuple(lengths), b, trees, last)
 
 
 def _ranked(view: View) -> bool:

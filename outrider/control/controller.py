@@ -149,7 +149,10 @@ class Controller(SeveralDrafters):
             for text in texts if self._reading else ():
                 self._reading.pop(text.key, None)
             return self._empty(len(texts), draws)
-        view = self._view(texts, [min(depth, self.settings.max_depth) for depth in depths], draws)
+        most, caps = self.settings.max_depth, list(depths)
+        if max(caps) > most:
+            caps = [min(depth, most) for depth in caps]
+        view = self._view(texts, caps, draws)
         self._round = current = Round.of(view, self._chooser.choose(view))
         draft = self._drafted(current, draws)
         current.offered = draft.tree.counts_B.tolist()
@@ -206,16 +209,14 @@ class Controller(SeveralDrafters):
 
     def _view(self, texts: Sequenced[Sequence], caps: list[int], draws: RoundDraws) -> View:
         """The round as it stands, before anything is drawn."""
-        states: list[State] = []
-        prompt_rows, length = 0, 0
-        for text in texts:
-            state = self._states.get(text.key) or self._state(text)
-            states.append(state)
-            length += len(text.tokens)
+        known, prompt_rows = self._states, 0
+        states = [known.get(text.key) or self._state(text) for text in texts]
+        for text, state in zip(texts, states, strict=True):
             if not state.rounds:
                 prompt_rows += text.num_prompt - 1
             if state.pending:
                 self._known.compare(text, state, 1 / len(texts))
+        length = sum([len(text.tokens) for text in texts])
         context = context_class(length // len(texts))
         width = 1 if draws.trees is None else draws.trees.width
         times = self._known.times(len(texts), context, _most_rows(caps, draws), width)
@@ -223,6 +224,7 @@ class Controller(SeveralDrafters):
         uneven = 0.0
         if len(texts) > 1 and times is not None and not draws.followed:
             uneven = self._known.full * times.fixed
+        ending, left = self._ending(texts) if uneven else ((), 1.0)
         return View(
             texts=tuple(texts),
             states=states,
@@ -235,14 +237,19 @@ class Controller(SeveralDrafters):
             times=times,
             offers=self._offers(texts, states, caps, draws),
             uneven=uneven,
-            ending=self._ending(texts) if uneven else (),
+            ending=ending,
+            left=left,
         )
 
-    def _ending(self, texts: Sequenced[Sequence]) -> list[int]:
-        """The texts that may end last: those with most to make, give or take what chance does."""
-        left = [self._known.left(text) for text in texts]
-        least = max(left) - CHANCE * max(left) ** 0.5
-        return [b for b, own in enumerate(left) if own >= least]
+    def _ending(self, texts: Sequenced[Sequence]) -> tuple[list[int], float]:
+        """The texts that may end last, and the most that one has to make.
+
+        Those with most to make are, give or take what chance does.
+        """
+        left = self._known.left_of(texts)
+        most = max(left)
+        least = most - CHANCE * most**0.5
+        return [b for b, own in enumerate(left) if own >= least], most
 
     def _offers(
         self,
@@ -294,7 +301,7 @@ class Controller(SeveralDrafters):
         """The draft of the plan."""
         plan, num = current.plan, len(current.view.texts)
         if plan.depth == 0 or plan.arm is None:
-            for text in current.view.texts:
+            for text in current.view.texts if self._reading else ():
                 self._reading.pop(text.key, None)
             return self._taken(current, plan.lengths if plan.depth else [0] * num, draws)
         depths, lengths = self._shared_out(current, plan.arm)
@@ -332,32 +339,34 @@ class Controller(SeveralDrafters):
         view, plan = current.view, current.plan
         depths, lengths = [0] * len(view.texts), [0] * len(view.texts)
         book = self._known.book(arm, view.rule, plan.trees)
-        deepest = self._deepest(current, arm)
-        for b, text in enumerate(view.texts):
-            if plan.only is not None and b != plan.only:
-                lengths[b] = plan.lengths[b]
+        deepest, trees, only = self._deepest(current, arm), plan.trees is not None, plan.only
+        if only is not None:
+            lengths = [0 if b == only else length for b, length in enumerate(plan.lengths)]
+        now, reading = self._known.now, self._reading
+        # Once for each text: what is asked of the view elsewhere is written out.
+        for b in range(len(depths)) if only is None else (only,):
+            text, state, depth = view.texts[b], view.states[b], min(view.caps[b], deepest)
+            if depth < 1 or not state.rounds:
                 continue
-            depth = min(view.caps[b], deepest)
-            trees = plan.trees is not None
-            able = plan.only == b or view.states[b].allows(self._known.now, arm, trees=trees)
-            if depth < 1 or not view.can_draw(b) or not able:
+            if only is None and state.guards and not state.allows(now, arm, trees=trees):
                 continue
-            cell, offer = book.cell(text.key), view.offers[b]
-            if offer is not None and plan.only is None:
+            key, tokens = text.key, len(text.tokens)
+            cell, offer = book.cell(key), view.offers[b]
+            if offer is not None and only is None:
                 drawn = book.counts(cell).survival(depth)[:depth]
                 if sum(offer.survival[:depth]) >= sum(drawn):
                     lengths[b] = min(depth, len(offer.tokens))
                     continue
-            told = self._reading.get(text.key) == arm
-            self._reading[text.key] = arm
-            if not told and self.drafters[arm].unread(text) > READ_AHEAD:
-                # If that is more than a chunk it is read in chunks, between other texts' rounds.
-                current.waiting = True
-                continue
+            if reading.get(key) != arm:
+                reading[key] = arm
+                if self.drafters[arm].unread(text) > READ_AHEAD:
+                    # If that is more than a chunk it is read so, between other texts' rounds.
+                    current.waiting = True
+                    continue
             depths[b] = current.asked[b] = depth
             current.served[b], current.cells[b] = arm, cell
-            current.unread += view.unread(arm, b)
-            view.states[b].read[arm] = len(text.tokens)
+            current.unread += tokens - state.read.get(arm, 0)
+            state.read[arm] = tokens
         return depths, lengths
 
     def _deepest(self, current: Round, arm: int) -> int:

@@ -6,11 +6,14 @@ from collections import deque
 from dataclasses import dataclass
 from statistics import median_low
 
-STEP = 0.1
-"""Share of the ledger that the last round makes."""
-ENOUGH, ENOUGH_OF_TEXT = 8, 16
-MARGIN, MARGIN_OF_TEXT = 0.02, 0.1
-"""A single text's rounds scatter more than those of all."""
+STEP = 0.02
+"""Share that the last round makes of the mean and the scatter of what rounds gained."""
+SURE = 2.5
+"""By so many times its scatter a sum of gains is told from chance."""
+ENOUGH, EXPECTED = 8, 4
+"""Rounds before a verdict; those that the scatter which was expected counts for."""
+MARGIN = 0.02
+"""Of a plain round, that may be lost in each without a pause."""
 SHORTEST, LONGEST = 32, 512
 """Rounds of a pause; each that follows another is twice as long."""
 SLOWEST = 2.0
@@ -46,41 +49,73 @@ class Pace:
 
 @dataclass(slots=True)
 class Guard:
-    """The ledger of one choice: time saved against plain decoding's measured time per token.
+    """The ledger of one choice: what its rounds gained, in rounds of plain decoding.
+
+    A choice is left where what was lost since the ledger stood highest is more than chance takes
+    from one that does not lose: `SURE` times what so many rounds scatter. So one that pays, but not
+    in each round, goes on, and a loss that is the same in each round is soon told. What was gained
+    before the losses began counts for nothing.
 
     Attributes:
-        enough: rounds before a verdict.
-        margin: of the time spent, that may be lost without a pause.
+        behind: rounds since the ledger stood highest.
+        stands: what they gained, below 0.
+        weight: of the rounds that the mean is of, those of long ago forgotten.
+        pause: rounds of the next one; as short as ever once the choice has paid beyond chance.
     """
 
-    enough: int = ENOUGH
-    margin: float = MARGIN
-    saved_s: float = 0.0
-    spent_s: float = 0.0
-    rounds: int = 0
+    behind: int = 0
+    stands: float = 0.0
+    weight: float = 0.0
+    mean: float = 0.0
+    squares: float = 0.0
     paused_until: int = 0
     pause: int = SHORTEST
     num_pauses: int = 0
 
-    def saw(self, now: int, plain_s: float, took_s: float) -> None:
-        """A round that took `took_s`, and for whose tokens plain decoding takes `plain_s`."""
-        self.saved_s += STEP * (plain_s - took_s - self.saved_s)
-        self.spent_s += STEP * (took_s - self.spent_s)
-        self.rounds += 1
-        if self.rounds < self.enough:
-            return
-        if self.saved_s < -self.margin * self.spent_s:
-            self.paused_until = now + self.pause
-            self.pause = min(LONGEST, 2 * self.pause)
-            self.num_pauses += 1
-            self.saved_s = self.spent_s = 0.0
-            self.rounds = 0
-        elif self.rounds >= 4 * self.enough:
+    def saw(self, now: int, gained: float, scatter: float = 0.0) -> None:
+        """A round that gained so many plain ones; gains were expected to have this variance."""
+        weight = self.weight = (1.0 - STEP) * self.weight + 1.0
+        off = gained - self.mean
+        self.mean += off / weight
+        self.squares = (1.0 - STEP) * self.squares + off * (gained - self.mean)
+        self.stands += gained
+        self.behind += 1
+        if self.stands >= 0.0:
+            self.stands, self.behind = 0.0, 0
+        behind, lost = self.behind, -self.stands
+        if behind >= ENOUGH:
+            if lost > MARGIN * behind and lost * lost > SURE**2 * behind * self._variance(scatter):
+                self._leave(now)
+        elif self.pause > SHORTEST and self._has_paid(scatter):
             self.pause = SHORTEST
+
+    def _has_paid(self, scatter: float) -> bool:
+        """Whether it gained more lately than chance gives."""
+        return self.mean > 0.0 and self.mean**2 * self.weight > SURE**2 * self._variance(scatter)
+
+    def _variance(self, scatter: float) -> float:
+        """Of gains: as measured, and at first as it was expected."""
+        return (self.squares + EXPECTED * scatter) / (self.weight + EXPECTED)
+
+    def _leave(self, now: int) -> None:
+        """Begins a pause, and anew after it."""
+        self.paused_until = now + self.pause
+        self.pause = min(LONGEST, 2 * self.pause)
+        self.num_pauses += 1
+        self.stands = self.weight = self.mean = self.squares = 0.0
+        self.behind = 0
 
     def allows(self, now: int) -> bool:
         """Whether it may be chosen in this round."""
         return now >= self.paused_until
+
+
+def scatter_of(mean: float, most: float, texts: int = 1) -> float:
+    """The most variance of what texts gain in the mean: of each `mean` of `most` tokens at most.
+
+    Bhatia and Davis 2000.
+    """
+    return max(0.0, mean * (most - mean)) / texts
 
 
 class Rest:

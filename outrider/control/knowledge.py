@@ -6,7 +6,7 @@ from collections.abc import Sequence as Sequenced
 
 from outrider.control.book import Book
 from outrider.control.costs import Costs
-from outrider.control.guard import ENOUGH_OF_TEXT, MARGIN_OF_TEXT, SLOWEST, Guard, Pace
+from outrider.control.guard import SLOWEST, Guard, Pace, scatter_of
 from outrider.control.live import LiveDraft, LiveRounds
 from outrider.control.plans import Times
 from outrider.control.rounds import FEW, Round, State, Tally, View
@@ -18,7 +18,8 @@ from outrider.tree import TreeBudget
 from outrider.types import StageTimes
 
 BUDGET = 0.02
-"""Share of the time that samples of drafters not chosen may take."""
+"""Share of the time that samples of drafters not chosen may take; of many texts half of it: one is
+drafted for, and all wait."""
 SAVED_UP = 30
 """Rounds of which the share may be saved up, beside one round whole; or what the sample costs."""
 PLAIN_AT_FIRST = 2
@@ -42,8 +43,8 @@ class Knowledge:
         now: number of the round under way.
         full: share of texts that ended with as many tokens as they might have, lately: of such it
             is known who ends last.
-        budgets: seconds that samples may lose, of each drafter that draws, and of certain drafters
-            together (None).
+        budgets: seconds that samples may lose, of each drafter of which one was ever thought of,
+            and of certain drafters together (None).
         guards: a ledger of each of these, drafting trees or not, with about so many texts under one
             rule.
         due: the first round in which it is looked whether to sample.
@@ -69,8 +70,10 @@ class Knowledge:
         kinds: list[int | None] = list(range(len(drafters)))
         if any(drafter.certain for drafter in drafters):
             kinds.append(None)
-        self.budgets: dict[int | None, float] = dict.fromkeys(kinds, 0.0)
-        self._wanted = dict(self.budgets)
+        self.budgets: dict[int | None, float] = {}
+        self._wanted: dict[int | None, float] = {}
+        # Until anybody is thought of.
+        self._unspent = 0.0
         self.guards: dict[tuple[int | None, bool, int, str], Guard] = {}
         self._paces: dict[tuple[int | None, bool, int, str], Pace] = {}
         self.due: dict[int | None, int] = dict.fromkeys(kinds, 0)
@@ -109,6 +112,8 @@ class Knowledge:
     def afford(self, kind: int | None, lost_s: float) -> bool:
         """Takes what a sample may lose from the budget; where that is too little, it is saved."""
         self._wanted[kind] = lost_s
+        if kind not in self.budgets:
+            self.budgets[kind], self._unspent = self._unspent, 0.0
         if lost_s > self.budgets[kind]:
             return False
         self.budgets[kind] -= lost_s
@@ -163,8 +168,17 @@ class Knowledge:
 
     def left(self, text: Sequence) -> float:
         """Tokens that a text is likely still to have made, at least a few."""
-        usual = max(16.0, self._num_output - text.num_output)
-        return max(1.0, min(text.remaining, usual))
+        return self.left_of((text,))[0]
+
+    def left_of(self, texts: Sequenced[Sequence]) -> list[float]:
+        """The same of some texts."""
+        lefts, usual = list[float](), self._num_output
+        for text in texts:
+            left = text.remaining
+            if left > 16:
+                left = min(left, max(16.0, usual - text.num_output))
+            lefts.append(left if left > 1 else 1.0)
+        return lefts
 
     def compare(self, text: Sequence, state: State, part: float) -> None:
         """Scores offers that were not taken by what came instead: full information for nothing."""
@@ -209,7 +223,7 @@ class Knowledge:
         took_s = times.draft_s + times.score_s + times.verify_s + times.commit_s
         tally.seconds += took_s
         tally.reasons[RESTING] = tally.reasons.get(RESTING, 0) + 1
-        self._earn(took_s)
+        self._earn(took_s, num)
 
     def over(self, done: Round, times: StageTimes) -> tuple[float, float] | None:
         """A round is over; seconds that asking in it saved, and that the round took.
@@ -239,19 +253,18 @@ class Knowledge:
         if plain_s is None:
             return None
         took_s = (target_s if clean else max(target_s, plain_s)) + times.draft_s
-        self._earn(took_s)
+        self._earn(took_s, num)
         # In rounds of plain decoding.
         worth = made / num
         if view.ending and rows:
-            # As the plan promised it, by the same texts: those that may end last.
+            # As the plan promised it, by the same texts: the least of those that may end last.
             last = sum(done.kept.get(view.texts[b].key, 0) for b in view.ending)
-            worth += view.uneven * (1.0 + last / len(view.ending) - worth)
+            worth += view.uneven * (1.0 + last / len(view.ending) - plan.lag - worth)
         stake = done.choice.stake
         if stake is not None:
             if not done.waiting:
                 spent_s = min(took_s, SLOWEST * plan.expected_s)
-                counted = num * worth if plan.arm is None else made
-                lost_s = max(0.0, spent_s - counted / stake.rate_tok_s)
+                lost_s = max(0.0, spent_s - num * worth / stake.rate_tok_s)
                 # It gives back what it did not lose.
                 self.budgets[plan.arm] += stake.lost_s - lost_s
             return None
@@ -262,12 +275,15 @@ class Knowledge:
         asking_s = min(times.draft_s, plain_s)
         return (-asking_s, plain_s + asking_s) if clean else None
 
-    def _earn(self, took_s: float) -> None:
-        """What samples may lose grows by a share of the time."""
-        grown_s = took_s * BUDGET / len(self.budgets)
-        most = (SAVED_UP * BUDGET + 1) * took_s
+    def _earn(self, took_s: float, num: int) -> None:
+        """What samples may lose grows by a share of the time, here of a round of so many texts."""
+        share = BUDGET * (0.5 + 0.5 / num)
+        most = (SAVED_UP * share + 1) * took_s
+        if not self.budgets:
+            self._unspent = min(self._unspent + share * took_s, most)
         for kind, saved_s in self.budgets.items():
-            self.budgets[kind] = min(saved_s + grown_s, max(most, self._wanted[kind]))
+            grown_s = share * took_s / len(self.budgets)
+            self.budgets[kind] = min(saved_s + grown_s, max(most, self._wanted.get(kind, 0.0)))
 
     def _settle(
         self, done: Round, worth: float, plain_s: float, took_s: float
@@ -284,13 +300,15 @@ class Knowledge:
             pace = self._paces[key] = Pace()
             self.guards[key] = Guard()
         took_s = pace.usual_s(took_s, expected_s)
-        self.guards[key].saw(self.now, plain_s * worth, took_s)
+        promised = max(0.0, plan.rate_tok_s * plan.expected_s / num - 1.0)
+        scatter = scatter_of(promised, plan.depth, len(view.ending) or num)
+        self.guards[key].saw(self.now, worth - took_s / plain_s, scatter)
         found = plain_s * worth - took_s, took_s
         rows = sum(done.offered)
         if num == 1 or not rows:
             return found
-        own_s = plain_s / num
-        row_s = max(0.0, took_s - plain_s) / rows
+        row = max(0.0, took_s / plain_s - 1.0) * num / rows
+        scatter = scatter_of(promised, plan.depth)
         drawn = plan.arm, plan.trees is not None
         for b, offered in enumerate(done.offered):
             if done.served[b] is None or not offered:
@@ -298,9 +316,8 @@ class Knowledge:
             own, guards = (None, False) if done.taken[b] else drawn, view.states[b].guards
             guard = guards.get(own)
             if guard is None:
-                guard = guards[own] = Guard(ENOUGH_OF_TEXT, MARGIN_OF_TEXT)
-            gained_s = own_s * (1 + done.kept.get(view.texts[b].key, 0))
-            guard.saw(self.now, gained_s, own_s + row_s * offered)
+                guard = guards[own] = Guard()
+            guard.saw(self.now, done.kept.get(view.texts[b].key, 0) - row * offered, scatter)
         return found
 
     def _keep(self, done: Round) -> None:
@@ -356,9 +373,10 @@ class Knowledge:
 
     def _offer(self, arm: int, asked: int, levels: int) -> None:
         shares = self._offered[arm]
-        shares.extend([1.0] * (asked - len(shares)))
-        for i in range(asked):
-            shares[i] += 0.1 * ((levels > i) - shares[i])
+        if len(shares) < asked:
+            shares.extend([1.0] * (asked - len(shares)))
+        shares[:levels] = [share + 0.1 * (1.0 - share) for share in shares[:levels]]
+        shares[levels:asked] = [share - 0.1 * share for share in shares[levels:asked]]
 
     def _read(self, view: View, times: StageTimes, plain_s: float | None) -> None:
         """What a token of a prompt takes."""

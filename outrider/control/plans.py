@@ -10,7 +10,9 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence as Sequenced
 from dataclasses import dataclass, field
+from functools import lru_cache
 from operator import itemgetter
+from statistics import NormalDist
 
 from outrider.tree import TreeBudget
 
@@ -30,7 +32,8 @@ class Plan:
         expected_s: seconds that the round is to take.
         only: the one text that is drawn for; None where all are.
         trees: how large the drafter's trees may be; None where it drafts chains.
-        last: tokens that it promises beyond the target's to a text that will end last.
+        last: tokens that it promises beyond the target's to the text that will end last.
+        lag: how many less these are than what the texts that may be that one gain in the mean.
     """
 
     arm: int | None
@@ -41,6 +44,7 @@ class Plan:
     only: int | None = None
     trees: TreeBudget | None = None
     last: float = 0.0
+    lag: float = 0.0
 
     def counted_tok_s(self, texts: int, uneven: float) -> float:
         """Its rate in a round of so many texts, as if all gained like those that will end last.
@@ -124,7 +128,8 @@ class Drawing:
             of each token that every text gains.
         trees: how large its trees may be; None for chains.
         start_s: seconds before the first level.
-        last: how many texts will end last, whether it would draft for them or not.
+        last: how many texts may end last, whether it would draft for them or not.
+        left: tokens that these have to make at most.
     """
 
     arm: int
@@ -136,6 +141,7 @@ class Drawing:
     trees: TreeBudget | None = None
     start_s: float = 0.0
     last: int = 0
+    left: float = 1.0
 
 
 def drawn(times: Times, drawing: Drawing) -> Plan | None:
@@ -149,14 +155,26 @@ def drawn(times: Times, drawing: Drawing) -> Plan | None:
     seconds, best_rate, best_depth, best_s = times.plain_s, 0.0, 0, 0.0
     curve, last, plain_s = times.curve, len(times.curve) - 2, times.plain_s
     beside_s = plain_s - curve[times.texts]
+    # The least that a further level takes.
+    more_s = level_s if num > 4 else level_s * min(offered, default=1.0)
+    alone = classes[0].survival if len(classes) == 1 else None
     for level in range(most):
-        gained, texts = 0.0, 0
-        for one in classes:
-            if one.depth > level:
-                gained += one.num * one.survival[level]
-                texts += one.num
-        # No later level gains more than this one, and none makes the round shorter.
-        if gained < LEAST or tokens + (most - level) * gained <= best_rate * seconds:
+        if alone is not None:
+            gained, texts = num * alone[level], num
+        else:
+            gained, texts = 0.0, 0
+            for one in classes:
+                if one.depth > level:
+                    gained += one.num * one.survival[level]
+                    texts += one.num
+        # No later level gains more than this one, and each takes so long at least: all of them
+        # together, or none, would have to promise more than the best.
+        left = most - level
+        enough = best_rate * (seconds + left * more_s)
+        if (
+            gained < LEAST
+            or max(tokens - best_rate * seconds, tokens + left * gained - enough) <= 0
+        ):
             break
         if best_depth and times.texts + rows > times.most:
             break
@@ -174,22 +192,51 @@ def drawn(times: Times, drawing: Drawing) -> Plan | None:
             best_rate, best_depth, best_s = tokens / seconds, level + 1, seconds
     if not best_depth:
         return None
-    last = 0.0
+    last = lag = 0.0
     if drawing.last:
-        ends = ((one.last, one.survival[: min(best_depth, one.depth)]) for one in classes)
-        last = sum(num * sum(own) for num, own in ends if num) / drawing.last
-    return Plan(drawing.arm, best_depth, best_rate, best_s, trees=drawing.trees, last=last)
+        ends = [(one.last, one.survival[: min(best_depth, one.depth)]) for one in classes]
+        gained = sum(num * sum(own) for num, own in ends)
+        squares = sum(num * _square(own) for num, own in ends)
+        last, lag = least_of(drawing.last, drawing.left, gained, squares)
+    return Plan(drawing.arm, best_depth, best_rate, best_s, trees=drawing.trees, last=last, lag=lag)
+
+
+def least_of(texts: int, left: float, gained: float, squares: float) -> tuple[float, float]:
+    """Tokens a round that the least of so many texts gains, and how many less than their mean.
+
+    In this round they gain so much in all, and so much squared; in each one up to their end, of
+    `left` tokens, as much again. The least of sums that scatter like normal ones lies behind their
+    mean by what the root of the number of rounds scatters, times the largest of so many normals.
+    """
+    mean = gained / texts
+    variance = max(0.0, squares / texts - mean * mean)
+    lag = _largest(texts) * (variance * (1.0 + mean) / left) ** 0.5
+    return mean - lag, lag
+
+
+@lru_cache(maxsize=1024)
+def _largest(num: int) -> float:
+    """The largest of so many normal numbers in the mean (Blom 1958)."""
+    return NormalDist().inv_cdf((num - 0.375) / (num + 0.25))
+
+
+def _square(survival: Sequenced[float]) -> float:
+    """The square of how many tokens are kept, in the mean."""
+    return sum((2 * i + 1) * chance for i, chance in enumerate(survival))
 
 
 def certain(
-    times: Times, chances: Sequenced[Sequenced[float]], ending: Sequenced[int] = ()
+    times: Times,
+    chances: Sequenced[Sequenced[float]],
+    ending: Sequenced[int] = (),
+    to_make: float = 1.0,
 ) -> Plan | None:
     """How much to take of each text's certain offer, whose tokens survive with these chances.
 
     A token is worth its chance and costs a row, whichever text it is of; chances fall along an
     offer, so the best so many of all are each text's first ones. Texts that share one list of
     chances are weighed together: along a straight piece of the curve the best is at an end.
-    `ending` are the texts that will end last.
+    `ending` are the texts that may end last, with `to_make` tokens more at most.
     """
     alike: dict[int, list[int]] = {}
     for b, own in enumerate(chances):
@@ -230,11 +277,14 @@ def certain(
                 best_rate, best_s = tokens / seconds, seconds
         rows += num
         left -= num
-    lengths, gains = [0] * times.texts, [0.0] * times.texts
-    for chance, members in steps[:best]:
+    lengths = [0] * times.texts
+    for _, members in steps[:best]:
         for b in members[:best_rows]:
             lengths[b] += 1
-            gains[b] += chance
         best_rows -= len(members)
-    last = sum(gains[b] for b in ending) / len(ending) if ending else 0.0
-    return Plan(None, max(lengths), best_rate, best_s, tuple(lengths), last=last)
+    last = lag = 0.0
+    if ending:
+        ends = [chances[b][: lengths[b]] for b in ending if lengths[b]]
+        gained, squares = sum(map(sum, ends)), sum(map(_square, ends))
+        last, lag = least_of(len(ending), to_make, gained, squares)
+    return Plan(None, max(lengths), best_rate, best_s, tuple(lengths), last=last, lag=lag)

@@ -79,6 +79,7 @@ class View:
         offers: each text's best certain draft.
         uneven: the share of a round that only the text that ends last can save.
         ending: the texts that may be that one, where there is such a share.
+        left: tokens that one of these has to make at most.
     """
 
     texts: Sequenced[Sequence]
@@ -93,6 +94,7 @@ class View:
     offers: Sequenced[Offer | None]
     uneven: float = 0.0
     ending: Sequenced[int] = ()
+    left: float = 1.0
 
     @property
     def clean(self) -> bool:
@@ -104,12 +106,13 @@ class View:
         """Each text's of the round."""
         return 1 / len(self.texts)
 
-    def can_draw(self, b: int) -> bool:
-        """Whether a drafter that draws may be asked for a text.
+    def able(self) -> list[int]:
+        """The texts for which a drafter that draws may be asked.
 
         In a text's first round none is: it would read the prompt before the first token comes.
         """
-        return self.caps[b] > 0 and self.states[b].rounds > 0
+        both = enumerate(zip(self.caps, self.states, strict=True))
+        return [b for b, (cap, state) in both if cap > 0 and state.rounds > 0]
 
     def unread(self, arm: int, b: int) -> int:
         """Tokens of a text that a drafter has not read."""

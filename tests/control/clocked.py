@@ -90,7 +90,10 @@ def view_of(
     uneven: float = 0.0,
     ending: Sequence[int] = (),
 ) -> View:
-    """Texts in the midst of greedy chains; `read` is what drafters have read of each."""
+    """Texts in the midst of greedy chains, at most 96 tokens from their end.
+
+    `read` is what drafters have read of each.
+    """
     return View(
         texts=texts,
         states=[State(rounds=20, read=own) for own in read or [{} for _ in texts]],
@@ -104,6 +107,7 @@ def view_of(
         offers=offers,
         uneven=uneven,
         ending=ending,
+        left=96.0,
     )
 
 

@@ -231,7 +231,7 @@ def test_the_bounds_hold(monkeypatch) -> None:
 def test_the_guard_believes_the_clock() -> None:
     guard = Guard()
     for now in range(20):
-        guard.saw(now, plain_s=1.0, took_s=1.1)
+        guard.saw(now, -0.1)
     assert guard.num_pauses >= 1 and not guard.allows(20)
 
 
@@ -241,8 +241,8 @@ def test_noise_is_not_held_against_a_choice(usual_s: float, often: int, slow_s: 
     guard, pace = Guard(), Pace()
     for now in range(60):
         took_s = slow_s if now % often == often - 1 else usual_s
-        guard.saw(now, plain_s=1.0, took_s=pace.usual_s(took_s, usual_s))
+        guard.saw(now, 1.0 - pace.usual_s(took_s, usual_s))
     assert guard.num_pauses == 0
-    for now in range(60, 80):
-        guard.saw(now, plain_s=1.0, took_s=pace.usual_s(1.1, usual_s))
+    for now in range(60, 90):
+        guard.saw(now, 1.0 - pace.usual_s(1.1, usual_s))
     assert guard.num_pauses >= 1

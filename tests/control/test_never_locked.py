@@ -159,7 +159,7 @@ def test_steady_arrivals_are_timed_and_guarded(monkeypatch) -> None:
     report = world.controller.report()
     assert report["draft"]["rounds"] > 3
     assert any(
-        guard.rounds or guard.num_pauses for guard in world.controller._known.guards.values()
+        guard.weight or guard.num_pauses for guard in world.controller._known.guards.values()
     )
 
 

@@ -107,8 +107,8 @@ def test_ledgers_of_look_ups_are_apart_from_those_of_who_draws(monkeypatch) -> N
     timed = world.controller.timed
     changed: list[set[tuple[int | None, bool]]] = []
 
-    def rounds(state: State) -> dict[tuple[int | None, bool], int]:
-        return {key: guard.rounds for key, guard in state.guards.items()}
+    def rounds(state: State) -> dict[tuple[int | None, bool], float]:
+        return {key: guard.weight for key, guard in state.guards.items()}
 
     def watched(texts, times: StageTimes) -> None:
         done = world.controller._round
@@ -172,14 +172,20 @@ def test_of_an_offer_that_was_not_taken_the_first_tokens_are_scored() -> None:
     assert (book.drafted, book.kept) == (SCORED, SCORED)
 
 
+def second() -> Sequence:
+    """A text that goes by 2 in books."""
+    request = Request((1, 2), SamplingParams())
+    return Sequence(2, request, 0, "greedy", 16, 9, frozenset(), [1, 2])
+
+
 def test_bad_luck_is_forgotten() -> None:
-    book = Book()
+    book, text = Book(), second()
     for _ in range(20):
         book.saw(1, book.cell(1), 4, 4)
         book.saw(2, book.cell(2), 0, 4, part=0.01)
     good, bad = book.cell(1), book.cell(2)
     assert bad < good
-    classes = [book.drifted(2) for _ in range(60)]
+    classes = [book.cells([text], 1)[0] for _ in range(60)]
     assert classes == sorted(classes) and classes[0] == bad
     assert classes[-1] == book.cell(3), "a new text has the luck of all"
 
@@ -199,12 +205,12 @@ def test_a_look_up_of_ones_own_is_asked_what_it_proposes(monkeypatch) -> None:
 
 
 def test_bad_luck_is_forgotten_by_the_round_however_seldom_it_is_looked_at() -> None:
-    often, seldom = Book(), Book()
+    often, seldom, text = Book(), Book(), second()
     for book in (often, seldom):
         book.saw(2, book.cell(2), 0, 4, part=0.01)
     for _ in range(4):
-        often.drifted(2)
-    seldom.drifted(2, 4)
+        often.cells([text], 1)
+    seldom.cells([text], 4)
     assert seldom._luck[2] == pytest.approx(often._luck[2])
 
 

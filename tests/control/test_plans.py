@@ -49,6 +49,25 @@ def test_the_best_depth_is_found(seed: int) -> None:
     assert found.depth == rates.index(max(rates)) + 1
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_the_best_depth_is_found_of_drafts_that_may_stop_earlier(seed: int) -> None:
+    chance = random.Random(seed)
+    texts = chance.choice((1, 2, 8))
+    times = times_of(chance, texts)
+    classes = [Class(falling(chance), MOST, 1) for _ in range(texts)]
+    offered = sorted((chance.uniform(0.3, 1.0) for _ in range(MOST)), reverse=True)
+    drawing = Drawing(0, chance.choice((0.01, 0.2)), classes, offered)
+    tokens, rows, spent, rates = float(texts), 0.0, 0.0, list[float]()
+    for level, share in enumerate(offered):
+        tokens += sum(one.survival[level] for one in classes)
+        rows += texts * share
+        spent += drawing.level_s * (1.0 if texts > 4 else 1 - (1 - share) ** texts)
+        rates.append(tokens / (spent + times.target_s(rows)))
+    found = drawn(times, drawing)
+    assert found is not None
+    assert found.rate_tok_s == pytest.approx(max(rates))
+
+
 @pytest.mark.parametrize("alike", [1, 2, 8, 32], ids="{} texts share a list".format)
 @pytest.mark.parametrize("seed", range(40))
 def test_as_much_of_offers_is_taken_as_pays(seed: int, alike: int) -> None:
