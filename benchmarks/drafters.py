@@ -47,7 +47,7 @@ HEADS = (
     "eagle:bundled+ngram",
     "early-exit:bundled+suffix",
 )
-RULES = {"chain": "block", "tree": "hybrid-traversal"}
+RULES = {"chain": "block", "tree": "traversal"}
 """Rules at temperature 1; at 0 every rule keeps the same."""
 SIZES = ("prompts", "tokens", "k", "long", "deep", "width", "nodes", "compile")
 """Options that all figures of a record have in common."""
@@ -84,6 +84,15 @@ class Cell:
     speedup: Interval
 
 
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """One text: tokens accepted, rounds with a draft, and seconds of drafting."""
+
+    accepted: int
+    rounds: int
+    draft_s: float
+
+
 @dataclass(slots=True)
 class Tally:
     """Sums over prompts; `draft_s` are a drafter's seconds, its reading of prompts too."""
@@ -94,6 +103,7 @@ class Tally:
     drafted_rounds: int = 0
     rounds: int = 0
     seconds: tuple[float, ...] = ()
+    texts: tuple[Drafted, ...] = ()
 
 
 def lines(options: argparse.Namespace) -> list[tuple[str, str]]:
@@ -120,8 +130,9 @@ def timed(setting: Setting, prompt: str, params: SamplingParams, tally: Tally) -
     before, start = setting.llm.metrics.draft_s, time.perf_counter()
     (done,) = setting.llm.generate(prompt, params, rule=rule)
     tally.seconds = (*tally.seconds, time.perf_counter() - start)
-    tally.draft_s += setting.llm.metrics.draft_s - before
-    stats = done.stats
+    stats, draft_s = done.stats, setting.llm.metrics.draft_s - before
+    tally.texts = (*tally.texts, Drafted(stats.accepted, stats.rounds, draft_s))
+    tally.draft_s += draft_s
     assert len(done.token_ids) == params.max_tokens
     tally.accepted += stats.accepted
     tally.drafted += stats.drafted
@@ -135,14 +146,20 @@ def tallied(
     temperature: float,
     options: argparse.Namespace,
     tick: Callable[[str], None],
+    enough: Callable[[int], bool] = lambda done: False,
 ) -> list[Tally]:
-    """Every prompt of a set by everybody before the next, every other time backwards."""
+    """Every prompt of a set by everybody before the next, every other time backwards.
+
+    `enough` says whether so many prompts are all.
+    """
     prompts = eval_prompts(name)[: options.prompts]
     tallies = [Tally() for _ in everyone]
     warm = SamplingParams(temperature=temperature, max_tokens=8, ignore_eos=True)
     for setting in everyone:
         setting.llm.generate(prompts[0], warm)
     for i, prompt in enumerate(prompts):
+        if enough(i):
+            break
         params = SamplingParams(
             temperature=temperature, max_tokens=options.tokens, ignore_eos=True, seed=i
         )
@@ -212,7 +229,7 @@ def page(record: Mapping[str, Any]) -> str:
         f"Chains are {sizes['k']} tokens, of `ngram` and `suffix` alone {sizes['long']}; trees "
         f"have {sizes['nodes']} nodes,\n{sizes['width']} children and {sizes['k']} levels, those "
         f"of heads {sizes['deep']}. At temperature 1 chains are verified by `{RULES['chain']}` and "
-        f"trees by `{RULES['tree']}`."
+        f"trees by `{sizes['tree_rule']}`."
     ]
     for temperature in dict.fromkeys(cell.temperature for cell in cells):
         said += [f"Temperature {temperature:g}:", table(cells, temperature)]
@@ -260,6 +277,7 @@ def earlier(options: argparse.Namespace) -> dict[str, Any]:
         "settings": {name: getattr(options, name) for name in SIZES},
         "cells": [],
     }
+    record["settings"]["tree_rule"] = RULES["tree"]
     record["settings"]["dtype"] = str(default_dtype(torch.device("cpu"))).removeprefix("torch.")
     if options.json is None or not options.json.is_file():
         return record

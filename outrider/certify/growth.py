@@ -1,7 +1,8 @@
 """How drafters grow trees: static shapes drawn in many ways, and trees that look at values.
 
 What was drawn may decide where to draw next. It may decide what to keep only where that cannot
-matter: certain children, the hybrid rule's proxy, or `coupled`, whose target draws for itself.
+matter: certain children, the hybrid rule's proxy, what a draw without replacement promises before
+it is drawn, or `coupled`, whose target draws for itself.
 """
 
 from __future__ import annotations
@@ -187,6 +188,21 @@ def proxy(tree: DraftedTree, node: int) -> Number:
     if tree.kinds[node] == Kind.POINT:
         return realised(tree, node)
     return sum(without(tree.base[node], tree.taken(node)), start=Fraction(0))
+
+
+def promised(tree: DraftedTree, node: int) -> Number:
+    """What a child without replacement is worth by its law and its earlier siblings' alone.
+
+    Of the k-th sibling's law `2 / (5 k)` is shared where it is flat, all where it is sharp.
+    """
+    siblings = tree.children(tree.parents[node])
+    refused, worth = Fraction(1), Fraction(1)
+    for k, sibling in enumerate(siblings[: siblings.index(node) + 1], start=1):
+        agree = sum(mass * mass for mass in tree.law(sibling))
+        flat = Fraction(2, 5 * k)
+        worth = min(worth, refused * (flat + (1 - flat) * agree))
+        refused -= worth
+    return worth
 
 
 def best_first(width: int, budget: int) -> Grow:

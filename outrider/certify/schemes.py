@@ -23,6 +23,7 @@ from outrider.certify.growth import (
     best_first,
     decided_first,
     paths,
+    promised,
     proxy,
     raced,
     realised,
@@ -54,6 +55,7 @@ TREES: dict[str, Shape] = {
     "2 x 1": (0, 0, 1, 2),
     "2, one grown": (0, 0, 1),
     "2 x 2": (0, 0, 1, 1, 2, 2),
+    "3, two grown": (0, 0, 0, 1, 1, 2),
     "7 nodes": (0, 0, 1, 1, 2, 3, 4),
 }
 LARGE = 6
@@ -212,6 +214,7 @@ def _recursive() -> list[Certifiable]:
         *(_tree("recursive", drafter, tree, recursive) for drafter, tree in laws),
         _tree("recursive", "best first, certain", "7 nodes", recursive, best_first(2, 5)),
         _tree("recursive", "best first, then drawn", "2 x 2", recursive, decided_first(2, 4)),
+        *(_promising("recursive", recursive, tree) for tree in ("2 x 2", "3, two grown")),
         _tree("hybrid", "tail + top K-1", "3", recursive, theory=_of_one_level(tail)),
         _tree("hybrid", "tail + top K-1", "2 x 1", recursive),
         _tree("hybrid", "tail + top K-1", "7 nodes", recursive),
@@ -239,6 +242,7 @@ def _leaf_to_root() -> list[Certifiable]:
         _tree("traversal", "without replacement", "chain 3", traversal, theory=block, size=LARGE),
         *(_tree("traversal", drafter, tree, traversal) for drafter, tree in laws),
         _tree("traversal", "best first, then drawn", "2 x 2", traversal, decided_first(2, 4)),
+        *(_promising("traversal", traversal, tree) for tree in ("2 x 2", "3, two grown")),
         _tree("hybrid-traversal", "tail + top K-1", "2 x 1", traversal),
         _tree("hybrid-traversal", "tail + top K-1", "7 nodes", traversal),
         _tree(
@@ -249,6 +253,15 @@ def _leaf_to_root() -> list[Certifiable]:
             reranked(static(bush, hybrid), proxy, 3),
         ),
     ]
+
+
+def _promising(rule: str, decide: TreeRule, tree: str) -> Certifiable:
+    """Children without replacement of which those stay that promised most before they were drawn.
+
+    What came out of one decides what its later siblings promise, and so which others stay.
+    """
+    grow = reranked(static(TREES[tree], STYLES["without replacement"]), promised, 3)
+    return _tree(rule, "pruned by promise", tree, decide, grow)
 
 
 def _of_one_level(accepted: Callable[[LawRow, LawRow], Number]) -> Theory:

@@ -16,6 +16,7 @@ from outrider.certify.growth import (
     Style,
     part_of,
     paths,
+    promised,
     proxy,
     raced,
     realised,
@@ -147,11 +148,16 @@ def _pruned() -> list[Wrong]:
     by_proxy = TreeScheme("right", reranked(hybrid, proxy, 2), recursive)
     fork, deep = _static(FORK, WITHOUT, recursive), replace(_wide(), depth=2, length=3)
     by_value, tail_by_value = reranked(sampled.grow, realised, 2), reranked(hybrid, realised, 2)
+    by_promise = TreeScheme("right", reranked(sampled.grow, promised, 2), recursive)
+    late = reranked(sampled.grow, _hindsight, 2)
     pruned, tail = "sampled children pruned by value", "tail child pruned by its realised value"
+    looked_at = "promise of a child without its own token"
     leaf_up, hybrid_up = replace(sampled, rule=traversal), replace(by_proxy, rule=traversal)
     return [
         _broken("recursive", pruned, sampled, grow=by_value),
         _broken("traversal", pruned, leaf_up, grow=by_value),
+        _broken("recursive", looked_at, by_promise, grow=late),
+        _broken("traversal", looked_at, replace(by_promise, rule=traversal), grow=late),
         _broken("hybrid", tail, by_proxy, deep, grow=tail_by_value),
         _broken("hybrid-traversal", tail, hybrid_up, deep, grow=tail_by_value),
         _broken(
@@ -331,6 +337,12 @@ def _sorted(tree: DraftedTree) -> DraftedTree:
 def _forgets(tree: DraftedTree) -> DraftedTree:
     """The first child goes; the second is told as if it had been drawn alone."""
     return DraftedTree(tree.tokens[1:], tree.parents[1:], tree.base[1:], tree.kinds[1:])
+
+
+def _hindsight(tree: DraftedTree, node: int) -> Number:
+    """How sharp a child's law is once its token is out of it too: known when it has been drawn."""
+    left = normalised(without(tree.law(node), {tree.tokens[node]}))
+    return sum((mass * mass for mass in left), start=Fraction(0))
 
 
 def _no_update(round: TreeRound) -> TreeOutcome:

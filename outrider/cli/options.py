@@ -69,7 +69,7 @@ Rule = Annotated[
     typer.Option(
         "--rule",
         help="A verification rule of docs/rules.md. By default greedy at temperature 0, coupled "
-        "under a given seed, otherwise block for chains and hybrid-traversal for trees.",
+        "under a given seed, otherwise block for chains and traversal for trees.",
     ),
 ]
 Width = Annotated[

@@ -25,6 +25,9 @@ from outrider.decoding.sampling import DENSE_SHARE, inverse_cdf
 _ERROR = 0.7
 # Less than this left of a row is summed by itself.
 _SHARP = 1e-6
+_LEAST = 1e-200  # in place of a square of 0, by which nothing could be divided
+# About what the laws of target and draft share where both are flat.
+_SHARED = 0.4
 
 if TYPE_CHECKING:
     from jaxtyping import Float64, Int64
@@ -70,6 +73,17 @@ class Places:
             at.seed_B, at.sample_B, noise.STREAM_DRAFT, at.anchor_B, self.index_nK[:, k]
         )
 
+    def all_uniforms(self, num: int) -> Sequence[Tensor]:
+        """Those of the first `num` children, one after another."""
+        at = self.noise_n
+        seed_n1, sample_n1, anchor_n1 = (
+            part[:, None] for part in (at.seed_B, at.sample_B, at.anchor_B)
+        )
+        made_nK = noise.uniforms53(
+            seed_n1, sample_n1, noise.STREAM_DRAFT, anchor_n1, self.index_nK[:, :num]
+        )
+        return made_nK.unbind(1)
+
 
 class Drawing(ABC):
     """A way to draw children; objects without state.
@@ -103,7 +117,7 @@ class WithReplacement(Drawing):
     def children(self, law: Law, num: int, places: Places) -> Children:
         """By inverse cdf."""
         ladder = _Ladder(law.probs)
-        columns = [ladder.draw(places.uniforms(k), _no_columns(law)) for k in range(num)]
+        columns = [ladder.draw(u_n, _no_columns(law)) for u_n in places.all_uniforms(num)]
         return _of_one_kind(_tokens(law, columns), Kind.IID, self.counts(law, num))
 
 
@@ -111,15 +125,45 @@ class Without(Drawing):
     """Every child from the law without the tokens before it."""
 
     kinds = frozenset({Kind.WITHOUT})
+    ranked = True
 
     def children(self, law: Law, num: int, places: Places) -> Children:
-        """By inverse cdf with the earlier siblings' weight at zero, the rest not normalised."""
+        """By inverse cdf with the earlier siblings' weight at zero, the rest not normalised.
+
+        A child is worth what its law is expected to share with what its earlier siblings leave of
+        the target's, whatever token came out of it.
+        """
         ladder = _Ladder(law.probs)
         gone_RK = _no_columns(law)
-        for k in range(num):
-            column = ladder.draw(places.uniforms(k), gone_RK)
+        for uniform_n in places.all_uniforms(num):
+            column = ladder.draw(uniform_n, gone_RK)
             gone_RK = torch.cat((gone_RK, column[:, None]), 1)
-        return _of_one_kind(_tokens(law, gone_RK.unbind(1)), Kind.WITHOUT, self.counts(law, num))
+        counts_R = self.counts(law, num)
+        made = _of_one_kind(_tokens(law, gone_RK.unbind(1)), Kind.WITHOUT, counts_R)
+        return replace(made, worth_nK=self._worth(law.probs, gone_RK))
+
+    def _worth(self, probs_RM: Tensor, drawn_RK: Tensor) -> Tensor:
+        """The chance that the earlier siblings are refused, times what law and residual share.
+
+        Two draws from a child's law agree with chance `sum law(x)^2`: so often it is sharp, and
+        what it says is what happens. Otherwise it shares `_SHARED` with the target, and with the
+        residual that k refused siblings leave a (k + 1)-th of that.
+        """
+        # Of the earlier siblings alone: rounding must not know a child's own token either.
+        gone_RK = torch.nn.functional.pad(probs_RM.gather(1, drawn_RK[:, :-1]).double(), (1, 0))
+        left_RK = probs_RM.sum(1, keepdim=True, dtype=torch.float64) - gone_RK.cumsum(1)
+        squares_R1 = probs_RM.square().sum(1, keepdim=True, dtype=torch.float64)
+        squares_RK = squares_R1 - gone_RK.square().cumsum(1)
+        agree_RK = (squares_RK / left_RK.square().clamp(min=_LEAST)).clamp(0, 1)
+        places_K = torch.arange(1, left_RK.shape[1] + 1, device=left_RK.device)
+        flat_K = _SHARED / places_K.double()
+        chances_RK = flat_K + (1 - flat_K) * agree_RK
+        refused_R, worths = torch.ones_like(left_RK[:, 0]), list[Tensor]()
+        for chance_R in chances_RK.unbind(1):
+            worth_R = refused_R * chance_R
+            worths.append(torch.minimum(worth_R, worths[-1]) if worths else worth_R)
+            refused_R = refused_R - worths[-1]
+        return torch.stack(worths, 1)
 
 
 class Top(Drawing):
@@ -173,6 +217,21 @@ class TailThenTop(Drawing):
             least_R1 = own_RK[:, -1:]
             tail_R1 = torch.where(tail_R1 < least_R1, tail_R1, least_R1 * (1 - 1e-9))
         return torch.cat((tail_R1, own_RK), 1)
+
+
+class Unranked(Drawing):
+    """Another drawing's children without what they are worth, so that trees have one shape."""
+
+    def __init__(self, drawing: Drawing) -> None:
+        self.kinds, self._drawing = drawing.kinds, drawing
+
+    def counts(self, law: Law, num: int) -> Tensor:
+        """As of the other."""
+        return self._drawing.counts(law, num)
+
+    def children(self, law: Law, num: int, places: Places) -> Children:
+        """The other's."""
+        return replace(self._drawing.children(law, num, places), worth_nK=None)
 
 
 class Raced(Drawing):

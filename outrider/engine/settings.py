@@ -19,7 +19,7 @@ from outrider.decoding import RULES, rule_named
 from outrider.errors import InvalidConfig
 from outrider.tree import MAX_NODES, TreeBudget
 
-DEFAULT_TREE_RULE = "hybrid-traversal"
+DEFAULT_TREE_RULE = "traversal"
 """What verifies trees where neither a rule nor a seed is asked for: docs/trees.md says why."""
 
 ALIASES = {

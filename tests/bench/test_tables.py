@@ -9,7 +9,17 @@ import pytest
 import torch
 from outrider_models import HEADS
 
-from benchmarks import attention, drafters, generate, heads, linears, logprobs, planner, start
+from benchmarks import (
+    attention,
+    drafters,
+    generate,
+    grown,
+    heads,
+    linears,
+    logprobs,
+    planner,
+    start,
+)
 from outrider import SamplingParams
 from outrider.bench.paired import Interval
 from outrider.control.runs import Spread
@@ -82,22 +92,49 @@ def test_heads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert heads.main(["--smoke", "--anyway", "--temperatures", "0", "--json", str(out)]) == 0
     record = json.loads(out.read_text())
     assert len(record["cells"]) == 1 + len(heads.DRAFTED) + len(heads.OF_HEADS)
-    plain, *others = record["cells"]
-    assert plain["kept"] == 1 and all(cell["kept"] > 1 for cell in others)
-    assert all(cell["draft_ms"] > 0 for cell in others)
-    assert "| code | 0 | draft, k = 6 |" in capsys.readouterr().out
+    plain, *others = (heads.Cell.read(cell) for cell in record["cells"])
+    assert heads.kept(plain.texts) == 1 and all(len(cell.texts) == 2 for cell in others)
+    assert all(heads.kept(cell.texts) > 1 < heads.draft_ms(cell.texts) for cell in others)
+    assert "| prompts | temperature | draft model | ms |" in capsys.readouterr().out
+
+
+def cell_of(way: heads.Way, *texts: tuple[int, int, float]) -> heads.Cell:
+    drafted = tuple(drafters.Drafted(*text) for text in texts)
+    return heads.Cell(way, "code", 0.0, drafted, 1.0, Interval.of([1.0]))
 
 
 def test_heads_are_compared_at_equal_time() -> None:
-    spread = Interval.of([1.0])
-    found = [
-        (heads.DRAFTED[0], 2.0, 9.0),
-        (heads.OF_HEADS[0], 2.5, 8.0),
-        (heads.OF_HEADS[1], 4, 10),
+    """The first prompt chooses: the tree takes too long there; the second alone is judged."""
+    chain = cell_of(heads.DRAFTED[0], (10, 10, 0.09), (10, 10, 0.02))
+    own = cell_of(heads.OF_HEADS[0], (15, 10, 0.08), (30, 20, 0.08))
+    tree = cell_of(heads.OF_HEADS[1], (30, 10, 0.1), (60, 20, 0.02))
+    said = heads.equal_time([chain, own, tree]).splitlines()
+    assert said[2:] == [
+        "| code | 0 | draft, k = 2 | 2.0 | 2.00 | eagle, k = 4 | 4.0 | 2.50 | 1.25 [1.25, 1.25] |"
     ]
-    cells = [heads.Cell(way, "code", 0.0, kept, ms, 1.0, spread) for way, kept, ms in found]
-    said = heads.equal_time(cells).splitlines()
-    assert said[2:] == ["| code | 0 | draft, k = 2 | 2.00 | eagle, k = 4 | 2.50 | 1.25 |"]
+    assert heads.chosen(chain, [tree]) is None
+
+
+def test_a_ratio_of_accepted_lengths_has_an_interval_over_prompts() -> None:
+    """The mean is that of all rounds together; what differs from prompt to prompt is its doubt."""
+    chain = [drafters.Drafted(10, 10, 0.0), drafters.Drafted(20, 20, 0.0)] * 8
+    head = [drafters.Drafted(20, 10, 0.0), drafters.Drafted(20, 20, 0.0)] * 8
+    found = heads.kept_ratio(head, chain)
+    assert found.num == 16 and found.mean == pytest.approx((40 / 30 + 1) / 2)
+    assert 1.0 <= found.low < found.mean < found.high <= 1.5
+    same = heads.kept_ratio(chain, chain)
+    assert same.low == same.mean == same.high == 1
+
+
+@pytest.mark.slow
+def test_grown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "grown.json"
+    assert grown.main(["--smoke", "--json", str(out)]) == 0
+    chain, *trees = json.loads(out.read_text())["cells"]
+    assert chain["rule"] == "block" and chain["ratio"]["mean"] == 1
+    assert [tree["rule"] for tree in trees] == [*grown.GROWING] * len(grown.BUDGETS)
+    assert all(tree["kept"] >= 1 for tree in trees)
+    assert "| `draft` | k = 4, 4 wide, 12 nodes | `traversal` |" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -199,6 +199,48 @@ def test_a_wider_draw_begins_with_the_narrower():
         assert torch.equal(three[:, :2], two)
 
 
+def worth_by_hand(q: list[float], drawn: list[int]) -> list[float]:
+    """What children without replacement are worth: all of a sharp law, 0.4 / k of a flat one."""
+    refused, worths = 1.0, list[float]()
+    for k in range(len(drawn)):
+        left = [0.0 if x in drawn[:k] else mass for x, mass in enumerate(q)]
+        agree = sum((mass / sum(left)) ** 2 for mass in left)
+        flat = 0.4 / (k + 1)
+        worth = min(refused * (flat + (1 - flat) * agree), *worths[-1:], 1.0)
+        worths.append(worth)
+        refused -= worth
+    return worths
+
+
+@pytest.mark.parametrize("form", ["dense", "sparse"])
+def test_a_child_without_replacement_is_worth_what_its_law_says(form: str):
+    probs = table(300, 7, 1)
+    made = drawn(
+        Without(), Law.dense(probs) if form == "dense" else sparse(probs), 4, noise_of(300)
+    )
+    assert made.worth_nK is not None
+    for b, q in enumerate(probs.tolist()):
+        count = int(made.counts_n[b])
+        due = worth_by_hand(q, made.tokens_nK[b, :count].tolist())
+        assert made.worth_nK[b, :count].tolist() == pytest.approx(due, abs=1e-9)
+    assert ((made.worth_nK >= 0) & (made.worth_nK <= 1)).all()
+    assert (made.worth_nK.diff(dim=1) <= 0).all()
+
+
+@pytest.mark.parametrize("name", ["without", "hybrid"])
+def test_what_came_out_of_a_child_is_not_in_its_worth(name: str):
+    """Children of one law and the same earlier siblings, thousands of them: one worth."""
+    law = Law.dense(torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64).expand(2000, 4))
+    made = drawn(DRAWINGS[name], law, 3, noise_of(2000))
+    assert made.worth_nK is not None
+    worths: dict[tuple[int, ...], set[float]] = {}
+    for tokens, worth in zip(made.tokens_nK.tolist(), made.worth_nK.tolist(), strict=True):
+        for k in range(3):
+            worths.setdefault(tuple(tokens[:k] if name == "without" else [k]), set()).add(worth[k])
+    assert {len(found) for found in worths.values()} == {1}
+    assert len({*made.tokens_nK[:, 0].tolist()}) > 1
+
+
 def laws_by_path(tree: TokenTree, rows: torch.Tensor, width: int = 5) -> Law:
     """A law for every path, most supports short; a function of the tokens alone."""
     index = torch.zeros_like(rows)

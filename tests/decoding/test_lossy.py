@@ -13,6 +13,7 @@ from torch import Tensor
 
 from outrider.certify import surrogates
 from outrider.decoding import RULES, Draft, Kind, Law, RoundNoise, TargetLaws
+from outrider.decoding.children import Places
 from outrider.decoding.rules import LOSSY, rule_named
 from outrider.decoding.rules.block import BlockRule
 from outrider.decoding.rules.coupled import CoupledRule
@@ -191,6 +192,17 @@ def test_any_rule_in_law_serves(exact):
     lossy, plain = round_laws(Lenience(0.5), 4, 2)
     assert surprise(seen, lossy) < 5
     assert surprise(seen, plain) > 20
+
+
+@pytest.mark.parametrize("exact", [None, RULES["traversal"], RULES["hybrid"]])
+def test_which_rows_have_children_is_no_matter_of_what_was_drawn(exact):
+    """Elsewhere the law is the target's: trees of one shape have one declared law."""
+    drawing = LossyRule(Lenience(), exact).drawing
+    assert RULES["recursive"].drawing.ranked and not drawing.ranked
+    law = Law.dense(torch.full((3, 4), 0.25))
+    at = RoundNoise(*torch.tensor([[1, 2, 3], [0, 0, 0], [5, 5, 5]]))
+    made = drawing.children(law, 2, Places(at, torch.tensor([[0, 1]] * 3), 0))
+    assert made.worth_nK is None and made.counts_n.tolist() == [2, 2, 2]
 
 
 def test_a_seeded_rule_does_not_serve():

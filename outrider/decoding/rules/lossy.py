@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from outrider.decoding import host
-from outrider.decoding.children import Drawing
+from outrider.decoding.children import Drawing, Unranked
 from outrider.decoding.draft import Draft, RoundNoise, Verdict
 from outrider.decoding.laws import Law
 from outrider.decoding.rows import TargetRows
@@ -261,7 +261,8 @@ class LossyRule(Rule):
         self.trees = exact.trees
         self.kinds = exact.kinds
         self.reads = exact.reads
-        self.drawing: Drawing = exact.drawing
+        # Which rows have children decides what their law is: that is no matter of what was drawn.
+        self.drawing: Drawing = Unranked(exact.drawing)
 
     def check(self, draft: Draft) -> None:
         """Raises InvalidConfig for a draft the exact rule cannot verify."""
