@@ -223,15 +223,15 @@ class Unranked(Drawing):
     """Another drawing's children without what they are worth, so that trees have one shape."""
 
     def __init__(self, drawing: Drawing) -> None:
-        self.kinds, self._drawing = drawing.kinds, drawing
+        self.kinds, self.drawing = drawing.kinds, drawing
 
     def counts(self, law: Law, num: int) -> Tensor:
         """As of the other."""
-        return self._drawing.counts(law, num)
+        return self.drawing.counts(law, num)
 
     def children(self, law: Law, num: int, places: Places) -> Children:
         """The other's."""
-        return replace(self._drawing.children(law, num, places), worth_nK=None)
+        return replace(self.drawing.children(law, num, places), worth_nK=None)
 
 
 class Raced(Drawing):

@@ -336,18 +336,18 @@ static void one_panel(const float* x, const Bfloat16* w, const Bfloat16* bias, B
 // where memory is out.
 extern "C" int outrider_panels(const Bfloat16* x, const Bfloat16* w, const Bfloat16* bias,
                                Bfloat16* y, long rows, long width, long count, int threads) {
-  static thread_local std::vector<float> scratch;
+  static thread_local std::vector<float> numbers;
   const long panels = (count + PANEL - 1) / PANEL, pairs = (width + 1) / 2;
   const size_t needed = (rows < MANY_ROWS ? rows : MANY_ROWS) * pairs * 2;
-  if (scratch.size() < needed) {
+  if (numbers.size() < needed) {
     try {
-      scratch = std::vector<float>();
-      scratch = std::vector<float>(needed);
+      numbers = std::vector<float>();
+      numbers = std::vector<float>(needed);
     } catch (const std::bad_alloc&) {
       return 1;
     }
   }
-  float* all = scratch.data();
+  float* all = numbers.data();
 #pragma omp parallel num_threads(threads) if (threads > 1)
   for (long from = 0; from < rows; from += MANY_ROWS) {
     const long some = rows - from < MANY_ROWS ? rows - from : MANY_ROWS;

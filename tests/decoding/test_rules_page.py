@@ -9,7 +9,7 @@ import re
 import pytest
 
 from outrider.decoding import LOSSY, RULES, Kind, Rule
-from outrider.decoding.children import Raced, TailThenTop, Top, Without, WithReplacement
+from outrider.decoding.children import Raced, TailThenTop, Top, Unranked, Without, WithReplacement
 from tests.house.layout import ROOT
 
 RULES_PAGE = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
@@ -40,12 +40,13 @@ def rows_of(page: str, heading: str) -> list[list[str]]:
 
 def as_said(name: str, rule: Rule) -> list[str]:
     kinds = {frozenset(Kind): "any", frozenset({Kind.IID}): "iid"}[rule.kinds]
+    drawing = rule.drawing.drawing if isinstance(rule.drawing, Unranked) else rule.drawing
     return [
         f"`{name}`",
         rule.guarantee,
         "trees" if rule.trees else "chains",
         kinds,
-        DRAWINGS[type(rule.drawing)],
+        DRAWINGS[type(drawing)],
         "yes" if rule.needs_draft_law else "no",
         rule.reads,
     ]

@@ -73,9 +73,8 @@ def test_production_is_the_reference_path_by_path(
 
 def test_children_drawn_otherwise_are_found(monkeypatch: pytest.MonkeyPatch):
     """The second child at the first one's address."""
-    uniforms = Places.uniforms
     assert compare_trees("recursive", 0, 100, "grown", "dense", torch.float64).wrong == 0
-    monkeypatch.setattr(Places, "uniforms", lambda self, k: uniforms(self, 0))
+    monkeypatch.setattr(Places, "all_uniforms", lambda self, num: [self.uniforms(0)] * num)
     assert compare_trees("recursive", 0, 100, "grown", "dense", torch.float64).wrong > 0
 
 
