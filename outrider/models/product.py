@@ -45,6 +45,7 @@ class Product:
 
     `has_panels` says whether there is one of bfloat16 numbers: the processor has to multiply and
     add in one instruction (FMA). One with tiles for bfloat16 (AMX), which oneDNN uses, has none.
+    There is attention where the processor has AVX2 with FMA, or AVX-512.
 
     Args:
         library: where it is.
