@@ -12,7 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from outrider import LLM, SamplingParams
-from outrider.errors import ModelError
+from outrider.errors import ModelError, OutOfMemory
 from outrider.models import packing
 from outrider.models import product as module
 from outrider.models.attention_own import OwnAttention
@@ -154,6 +154,21 @@ def test_a_row_over_panels_has_the_same_bits_among_any_number(panelled: Product,
     changes = (order, f"{turned} add(back -= 2, 2); {order}"), (pair, second)
     wrong = variant(tmp_path, *changes)
     assert not kept(Product(wrong))
+
+
+def test_memory_that_is_out_for_rows_is_told(panelled: Product, tmp_path: Path):
+    if torch.cpu.get_capabilities()["avx512_bf16"]:
+        pytest.skip("this processor multiplies bfloat16 numbers as they are")
+    made = "numbers = std::vector<float>(needed);"
+    own = Product(variant(tmp_path, (made, f"if (needed > 700000) throw std::bad_alloc(); {made}")))
+    weight, inputs = torch.randn(33, 9000).bfloat16(), torch.randn(90, 9000).bfloat16()
+    panels = own.laid_out(weight)
+    assert torch.equal(
+        own.over_panels(inputs[:70], panels, None, 33),
+        panelled.over_panels(inputs[:70], panels, None, 33),
+    )
+    with pytest.raises(OutOfMemory, match="rows of 9000 numbers"):
+        own.over_panels(inputs, panels, None, 33)
 
 
 def test_a_packed_layer_changes_its_layout_and_back(panelled: Product):
