@@ -206,7 +206,7 @@ class FusedLinear(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """What was replaced: layers with a packed weight, or that wait for a layout; with a plain one."""
+    """What was replaced: layers whose weight is packed or to be laid out, and plain ones."""
 
     num_packed: int
     num_plain: int
