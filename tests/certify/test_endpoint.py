@@ -205,7 +205,8 @@ def test_tokens_bound_the_requests_too() -> None:
     with certifier(settings(), "log-probabilities", plan=plan, limits=Limits(tokens=5000)) as one:
         one.report()
         most, spent = 5000 // plan.length, one._server.meter.requests
-        assert most - len(PROMPTS) <= spent <= most + len(PROMPTS)
+        # Of a control that is refused as many requests are sent as were under way by then.
+        assert most - 2 * len(PROMPTS) <= spent <= most + len(PROMPTS)
 
 
 @pytest.mark.parametrize(("plain_too", "verdict"), [(False, "undecided"), (True, "numeric drift")])
