@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Sequenced
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.config import SamplingParams
 
+Compile: TypeAlias = Literal["auto"] | bool
+"""Whether forwards are compiled: "auto" where an earlier call with True has left them on disk."""
 Source = Literal["draft", "correction", "bonus"]
 FinishReason = Literal["stop", "length"]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from outrider.cli import terminal
+from outrider.cli import options, terminal
 from outrider.config import counted
 from outrider.errors import InvalidConfig
 
@@ -77,6 +77,7 @@ class _Asked:
     tokens: int | None
     loss: str | None
     device: str
+    compile: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,11 @@ class _Prepared:
 def _draft(asked: _Asked) -> _Prepared:
     from outrider.train.run_draft import plan_draft, prepare_draft, run_draft
 
+    if asked.compile is not None:
+        raise InvalidConfig(
+            "--compile is for what a head's target writes before the first step, and a draft model "
+            "learns from rows written throughout; leave it out"
+        )
     run = prepare_draft(
         asked.recipe,
         target=asked.target,
@@ -106,7 +112,12 @@ def _head(kind: str, asked: _Asked) -> _Prepared:
 
     recipe, manifest = head_recipe(kind, asked.recipe, tokens=asked.tokens, loss=asked.loss)
     run = prepare_head(
-        recipe, target=asked.target, text=asked.text, manifest=manifest, device=asked.device
+        recipe,
+        target=asked.target,
+        text=asked.text,
+        manifest=manifest,
+        device=asked.device,
+        compile="auto" if asked.compile is None else asked.compile,
     )
     return _Prepared(partial(plan_head, run), partial(run_head, run))
 
@@ -133,12 +144,13 @@ def _command(prepared: Callable[[_Asked], _Prepared], said: str) -> Callable[...
         max_minutes: MaxMinutes = None,
         fresh: Fresh = False,
         device: TrainingDevice = "auto",
+        compile: options.Compile = None,
         plan: Annotated[
             bool, typer.Option("--plan", help="Say what time and memory it takes, and stop.")
         ] = False,
     ) -> int:
         _check_minutes(max_minutes)
-        ready = prepared(_Asked(target, text or (), recipe, tokens, loss, device))
+        ready = prepared(_Asked(target, text or (), recipe, tokens, loss, device, compile))
         if plan:
             terminal.out().out(ready.plan().said(), highlight=False)
             return 0

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 
@@ -51,12 +51,11 @@ from outrider.models.mtp_files import num_mtp_modules
 from outrider.models.quantised import quantised, quantised_anew
 from outrider.models.recurrent import RecurrentTarget
 from outrider.models.text import TextTokenizer, Tokenizer
+from outrider.types import Compile
 
 Loaded: TypeAlias = LoadedTarget | LibllamaTarget
 """What a model folder, or a GGUF file, becomes."""
 
-Compile: TypeAlias = Literal["auto"] | bool
-"""Whether forwards are compiled: "auto" where an earlier load with True has left them on disk."""
 
 log = logging.getLogger(__name__)
 

@@ -281,6 +281,17 @@ class HuggingFaceTarget(Target):
             raise
         return found is not None
 
+    @contextmanager
+    def compiled(self, *, build: bool) -> Iterator[None]:
+        """Within, forwards run as after `compile`; behind it the model's own do again."""
+        self.compile(build=build)
+        try:
+            yield
+        finally:
+            self._compiled, self._builds = None, False
+            self._compiled_taps.clear()
+            self._use_product(None)
+
     def _use_product(self, own: Product | None) -> None:
         use_product(self.model, own)
         self._product = own

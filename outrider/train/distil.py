@@ -84,7 +84,12 @@ class Distillation:
             variation += share * tv.item()
         return variation
 
-    def rehearse(self, model: Any) -> int:
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """All steps take the same time."""
+        return (0,)
+
+    def rehearse(self, model: Any, step: int) -> int:
         """One micro-batch of text, gradients included; how many tokens it had."""
         run, device = self._recipe.train, model.lm_head.weight.device
         count = max(1, min(run.micro_tokens, run.batch_tokens) // run.context)

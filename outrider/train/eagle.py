@@ -22,18 +22,27 @@ from outrider.train.chance import generator
 from outrider.train.head import HeadObjective
 from outrider.train.losses import block_shortfall, distance
 from outrider.train.recipe import EagleRecipe, HeadRecipe, UnrolledRecipe
+from outrider.train.schedule import readings_at
 
 
 class TrainingTimeTest(HeadObjective):
     """The loss of a head like EAGLE-3's, from the second step on behind its own features."""
 
-    def loss(self, model: Head, tokens_BT: Tensor, whole_BT: Tensor) -> Tensor:
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """The steps from which each place is read once more."""
+        recipe = self._recipe.head
+        assert isinstance(recipe, UnrolledRecipe)
+        return tuple(sorted({0, *recipe.changes(self._recipe.train.steps)}))
+
+    def loss(self, model: Head, tokens_BT: Tensor, whole_BT: Tensor, step: int) -> Tensor:
         """The loss on rows of text."""
         recipe = self._recipe.head
         assert isinstance(recipe, UnrolledRecipe)
         features_BTF, log_p_BTM = self._read(tokens_BT, model.taps, model.tokens)
         pair = tokens_BT.to(features_BTF.device), whole_BT.to(features_BTF.device)
-        return unrolled_loss(model, recipe, pair, features_BTF, log_p_BTM)
+        readings = readings_at(step, self._recipe.train, recipe)
+        return unrolled_loss(model, recipe, pair, features_BTF, log_p_BTM, readings)
 
     def drafter(self, model: Head) -> Drafter:
         """A drafter of a copy of the head."""
@@ -46,17 +55,17 @@ def unrolled_loss(
     texts: tuple[Tensor, Tensor],
     features_BTF: Tensor,
     log_p_BTM: Tensor,
+    readings: int,
 ) -> Tensor:
-    """The weighted mean of the losses of all steps, in nats (total variation: a probability).
+    """The weighted mean of the losses of all readings, in nats (total variation: a probability).
 
     `texts` are rows, and all rows of which they are a part and whose loss is the parts' mean;
     `log_p_BTM` is the target's law at the tokens that can be guessed.
-    `block` is the number of tokens refused of all steps as one chain.
+    `block` is the number of tokens refused of all readings as one chain.
     """
     tokens_BT, whole_BT = texts
-    steps = recipe.steps
-    # The last row's last step reads the last token but one, of which the next is known.
-    rows = tokens_BT.shape[1] - steps - 1
+    # The last row's last reading takes the last token but one, of which the next is known.
+    rows = tokens_BT.shape[1] - readings - 1
     positions_BN = torch.arange(rows, device=tokens_BT.device).expand(len(tokens_BT), -1)
     lines = Lines(rows, tokens_BT.device)
     # What is added up stays in the parameters' precision, whatever that of the products.
@@ -67,10 +76,12 @@ def unrolled_loss(
     drafted = torch.full_like(every, -100)
     drafted[kept] = every[: len(kept)]
     chain: list[tuple[Tensor, Tensor, Tensor]] = []
-    for step in range(steps):
+    for step in range(readings):
         first, last = 1 + step, 1 + step + rows
         h_BND = head.step(tokens_BT[:, first:last], h_BND, positions_BN + step, lines.attend)
-        log_q_RM = head.logits(h_BND).float().log_softmax(-1).flatten(0, 1)
+        log_q_RM = head.logits(h_BND).float().flatten(0, 1)
+        if recipe.loss != "kl":
+            log_q_RM = log_q_RM.log_softmax(-1)
         log_p_RM = log_p_BTM[:, first:last].flatten(0, 1)
         followed_BN = tokens_BT[:, first + 1 : last + 1]
         own = recipe.step_decay**step

@@ -20,6 +20,7 @@ from outrider.train.head import HeadObjective
 from outrider.train.losses import text_distance
 from outrider.train.parts import differentiable
 from outrider.train.recipe import ExitRecipe, HeadRecipe
+from outrider.types import Compile
 
 
 class ExitTraining(HeadObjective):
@@ -32,11 +33,12 @@ class ExitTraining(HeadObjective):
         train: Sequence[Sequence[int]],
         held_out: Sequence[Sequence[int]],
         end_id: int,
+        compile: Compile = False,
     ) -> None:
-        super().__init__(recipe, target, train, held_out, end_id)
+        super().__init__(recipe, target, train, held_out, end_id, compile)
         self._parts = differentiable(target, target.dtype)
 
-    def loss(self, model: ExitHead, tokens_BT: Tensor, whole_BT: Tensor) -> Tensor:
+    def loss(self, model: ExitHead, tokens_BT: Tensor, whole_BT: Tensor, step: int) -> Tensor:
         """The loss on rows of text, each place drafted from once.
 
         It guesses every token, so that no row has more to learn from than another.

@@ -11,13 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outrider.models.hf import default_dtype
 from outrider.train.recipe import TrainRecipe
 
 
 def mixed(recipe: TrainRecipe, device: torch.device) -> AbstractContextManager[Any]:
     """Within, products are taken in the recipe's precision."""
-    low = recipe.precision != "float32"
-    return torch.autocast(device.type, getattr(torch, recipe.precision) if low else None, low)
+    dtype = products_dtype(recipe, device)
+    low = dtype is not torch.float32
+    return torch.autocast(device.type, dtype if low else None, low)
+
+
+def products_dtype(recipe: TrainRecipe, device: torch.device) -> torch.dtype:
+    """The dtype of the recipe's products."""
+    if recipe.precision == "auto":
+        return default_dtype(device)
+    return getattr(torch, recipe.precision)
 
 
 def hidden_states(

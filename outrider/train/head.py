@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from outrider.drafters import Drafter, NoDrafter
 from outrider.engine import Emitter, Engine, Requests
+from outrider.errors import ModelError
 from outrider.models.base import Rows, Target
 from outrider.models.hf import HuggingFaceTarget
 from outrider.train.chance import generator
@@ -18,7 +20,7 @@ from outrider.train.forward import mixed
 from outrider.train.recipe import HeadRecipe
 from outrider.train.stream import TokenStream
 from outrider.train.together import ALONE, Together
-from outrider.types import Completion, Request, SamplingParams
+from outrider.types import Compile, Completion, Request, SamplingParams
 
 PROMPTS, NEW_TOKENS, DEPTH = 8, 48, 4
 """Held-out prompts that are drafted for, tokens made of each, and how far ahead."""
@@ -36,15 +38,17 @@ class HeadObjective(ABC):
         train: Sequence[Sequence[int]],
         held_out: Sequence[Sequence[int]],
         end_id: int,
+        compile: Compile = False,
     ) -> None:
         self._recipe, self._target = recipe, target
+        self._compile: Compile = compile
         target.model.requires_grad_(False)
         self._stream = TokenStream(train, end_id, recipe.seed)
         self._held_out = TokenStream(held_out, end_id, recipe.seed)
         self._written = torch.empty(0, recipe.train.context, dtype=torch.int32)
 
     @abstractmethod
-    def loss(self, model: Any, tokens_BT: Tensor, whole_BT: Tensor) -> Tensor:
+    def loss(self, model: Any, tokens_BT: Tensor, whole_BT: Tensor, step: int) -> Tensor:
         """The loss on some of a step's rows, with its gradients; the whole step's is their mean."""
 
     @abstractmethod
@@ -70,19 +74,24 @@ class HeadObjective(ABC):
         micro = tokens_BT.split(max(1, at_once))
         for _, micro_BT in together.share(micro):
             with mixed(run, self._target.device):
-                loss = self.loss(model, micro_BT, tokens_BT)
+                loss = self.loss(model, micro_BT, tokens_BT, step)
             share = len(micro_BT) / len(tokens_BT)
             (share * loss).backward()
             total += share * loss.item()
         return total
 
-    def rehearse(self, model: Any) -> int:
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """The steps from which a step takes another time."""
+        return (0,)
+
+    def rehearse(self, model: Any, step: int) -> int:
         """One micro-batch of text, gradients included; how many tokens it had."""
         run = self._recipe.train
         count = max(1, min(run.micro_tokens, run.batch_tokens) // run.context)
         tokens_BT = self._stream.rows(0, count * run.context, run.context)[0]
         with mixed(run, self._target.device):
-            loss = self.loss(model, tokens_BT, tokens_BT)
+            loss = self.loss(model, tokens_BT, tokens_BT, step)
         loss.backward()
         return tokens_BT.numel()
 
@@ -148,15 +157,35 @@ class HeadObjective(ABC):
             for i, likeliest in enumerate(greedy.tolist())
         ]
         own = range(together.rank, head.written_rows, together.count)
-        done = _complete(
-            Engine(self._target, NoDrafter(), Emitter(None)),
-            [prompts[i] for i in own],
-            [params[i] for i in own],
-        )
+        with compiled_meanwhile(self._target, self._compile):
+            done = _complete(
+                Engine(self._target, NoDrafter(), Emitter(None)),
+                [prompts[i] for i in own],
+                [params[i] for i in own],
+            )
         written = torch.zeros(head.written_rows, run.context, dtype=torch.int32)
         for i, one in zip(own, done, strict=True):
             written[i] = torch.tensor([*prompts[i], *one.token_ids])
         self._written = together.added(written, self._target.device)
+
+
+@contextmanager
+def compiled_meanwhile(target: HuggingFaceTarget, compile: Compile) -> Iterator[None]:
+    """The target's forwards compiled: True if they can be, "auto" if they were before.
+
+    Behind it they are the model's own: a run that is resumed reads as the one that was killed.
+
+    Raises:
+        UnsupportedModel, ModelError: True, and they cannot be.
+    """
+    with ExitStack() as stack:
+        if compile is not False and target.device.type == "cpu":
+            try:
+                stack.enter_context(target.compiled(build=compile is True))
+            except ModelError:
+                if compile is True:
+                    raise
+        yield
 
 
 def accepted_length(target: Target, drafter: Drafter, held_out: TokenStream, size: int) -> float:

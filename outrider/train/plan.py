@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -15,14 +16,19 @@ from outrider.train.recipe import TrainRecipe
 class Rehearsed(Protocol):
     """What a run minimises, as far as its time is asked for."""
 
-    def rehearse(self, model: Any) -> int:
-        """One micro-batch of text, gradients included; how many tokens it had."""
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """The steps from which a step takes another time, 0 first, ascending."""
+        ...
+
+    def rehearse(self, model: Any, step: int) -> int:
+        """One micro-batch of text, gradients included, as in a step; how many tokens it had."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run will take, by the time and memory of one of its micro-batches here."""
+    """What a run will take, by the time and memory of some of its micro-batches here."""
 
     what: str
     steps: int
@@ -43,11 +49,14 @@ class Plan:
 def planned(
     what: str, model: Any, objective: Rehearsed, recipe: TrainRecipe, device: torch.device
 ) -> Plan:
-    """Times one micro-batch of `what`; its gradients are dropped."""
-    started = time.perf_counter()
-    tokens = objective.rehearse(model)
-    model.zero_grad(set_to_none=True)
-    seconds = (time.perf_counter() - started) * recipe.steps * recipe.batch_tokens / tokens
+    """Times one micro-batch of `what` in each stage; its gradients are dropped."""
+    seconds = 0.0
+    for first, last in pairwise((*objective.stages, recipe.steps)):
+        started = time.perf_counter()
+        tokens = objective.rehearse(model, first)
+        model.zero_grad(set_to_none=True)
+        took = time.perf_counter() - started
+        seconds += took * (last - first) * recipe.batch_tokens / tokens
     parameters = sum(p.numel() for p in model.parameters())
     held = 4 * 3 * parameters
     if device.type == "cuda":

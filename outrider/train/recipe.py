@@ -9,11 +9,11 @@ from typing import ClassVar
 
 from outrider.errors import InvalidConfig
 
-PRECISIONS = ("float32", "bfloat16")
+PRECISIONS = ("float32", "bfloat16", "auto")
 LOSSES = ("ce", "kl", "reverse-kl", "tv", "block")
 """Losses of what drafts: cross entropy of the text's own tokens, forward and reverse divergence
 from the target's law, total variation from it, and what block verification refuses of a chain."""
-PRECISIONS_SAID = " or ".join(PRECISIONS)
+PRECISIONS_SAID = "float32, bfloat16 or auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,8 @@ class TrainRecipe:
     learn the same first things from three times as many tokens in the same time. Empty: all layers
     from the start.
 
-    `precision` is that of the products; parameters, losses and optimiser states are float32 always.
+    `precision` is that of the products, "auto" bfloat16 where the device computes in it;
+    parameters, losses and optimiser states are float32 always.
     """
 
     tokens: int
@@ -239,15 +240,34 @@ class UnrolledRecipe(LearnedRecipe):
 
     A step reads the head `steps` times, from the second on its own features (training-time test),
     each time weighted `step_decay` less, but by `block`. `ffn_size` 0 is the target's.
+
+    `step_from` are the parts of the run from which the second, third ... reading is taken, the last
+    holding for all further ones; empty: from the start. What is learned first is the same for all,
+    and one reading takes a third of the time of three.
     """
 
     ffn_size: int = 0
     step_decay: float = 0.8
+    step_from: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         LearnedRecipe.__post_init__(self)
         self._require_least("ffn_size", 0)
         self._require_share("step_decay")
+        parts = self.step_from
+        _require(
+            len(parts) < self.steps
+            and all(type(part) in (int, float) and 0 <= part <= 1 for part in parts)
+            and list(parts) == sorted(parts),
+            f"{self.section}.step_from",
+            list(parts),
+            f"at most {self.steps - 1} ascending numbers between 0 and 1, as steps = {self.steps}",
+        )
+
+    def changes(self, steps: int) -> tuple[int, ...]:
+        """From which of a run's steps on the second, third ... reading is taken."""
+        late = [round(part * steps) for part in self.step_from]
+        return (*late, *[late[-1] if late else 0] * (self.steps - 1 - len(late)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from outrider.train.run import recipe_path
 from outrider.train.sources import texts_of
 from outrider.train.texts import Texts
 from outrider.train.together import joined
+from outrider.types import Compile
 
 _PLAIN = HeadRecipe(
     "head",
@@ -112,10 +113,12 @@ def prepare_head(
     text: Sequence[str | Path] = (),
     manifest: Path | None = None,
     device: str = "auto",
+    compile: Compile = "auto",
 ) -> HeadRun:
     """Read the target and the text; nothing is trained or written yet.
 
-    `text` is taken in place of the recipe's corpus, whose manifest lies at `manifest`.
+    `text` is taken in place of the recipe's corpus, whose manifest lies at `manifest`. With
+    `compile` the target's forwards are compiled while it writes the rows of its own.
 
     Raises:
         InvalidConfig: no text, or too little; a recipe, target or device that cannot be used.
@@ -135,16 +138,16 @@ def prepare_head(
     ends = sorted(tokenizer.end_tokens())
     weights = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
     inputs = {"target": sha256_of(folder / "config.json", *weights), "text": texts.sha256}
-    objective, head = _begun(recipe, loaded, texts, ends[0] if ends else 0)
+    objective, head = _begun(recipe, loaded, texts, ends[0] if ends else 0, compile)
     head, made_for = head.to(loaded.device), fingerprint(folder)
     return HeadRun(recipe, loaded, objective, head, inputs, str(target), made_for)
 
 
 def _begun(
-    recipe: HeadRecipe, target: HuggingFaceTarget, texts: Texts, end_id: int
+    recipe: HeadRecipe, target: HuggingFaceTarget, texts: Texts, end_id: int, compile: Compile
 ) -> tuple[HeadObjective, TargetHead]:
     """What is minimised, and the head as it is before the first step."""
-    given = recipe, target, texts.train, texts.held_out, end_id
+    given = recipe, target, texts.train, texts.held_out, end_id, compile
     if recipe.exit is not None:
         return ExitTraining(*given), new_exit_head(recipe, target)
     if recipe.mtp is not None:

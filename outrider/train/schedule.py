@@ -1,6 +1,6 @@
 """The rate's course: warm-up, a constant phase, linear decay to zero (WSD, Hu et al. 2024)."""
 
-from outrider.train.recipe import TrainRecipe
+from outrider.train.recipe import TrainRecipe, UnrolledRecipe
 
 
 def rate_factor(step: int, recipe: TrainRecipe) -> float:
@@ -19,3 +19,8 @@ def context_at(step: int, recipe: TrainRecipe) -> int:
 def depth_at(step: int, recipe: TrainRecipe, layers: int) -> int:
     """How many of the model's `layers` are read and trained in one step."""
     return min([layers, *(depth for start, depth in recipe.growth if step >= start)][-1], layers)
+
+
+def readings_at(step: int, recipe: TrainRecipe, head: UnrolledRecipe) -> int:
+    """How many times one step reads each place."""
+    return 1 + sum(step >= first for first in head.changes(recipe.steps))

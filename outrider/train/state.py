@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from outrider.errors import InvalidConfig
-from outrider.train.recipe import HeadRecipe, Recipe
+from outrider.train.recipe import HeadRecipe, Recipe, UnrolledRecipe
 from outrider.train.schedule import depth_at
 
 STATE_FILE = "state.pt"
@@ -80,7 +80,11 @@ def check_resumable(
         _check_growth(recipe, state, folder)
     total = state["total"]
     now = [recipe.train.steps, recipe.train.decay_from, recipe.train.long_from]
-    if total != now and state["step"] > min(total[1], now[1], total[2], now[2]):
+    constant = [*total[1:], *now[1:]]
+    head = recipe.head if isinstance(recipe, HeadRecipe) else None
+    if isinstance(head, UnrolledRecipe) and head.step_from:
+        constant += [head.changes(steps)[0] for steps in (total[0], now[0])]
+    if total != now and state["step"] > min(constant):
         raise InvalidConfig(
             f"the run in {folder} is at step {state['step']}, past the constant phase of "
             f"{total[0]} or {now[0]} steps; its tokens can no longer change"

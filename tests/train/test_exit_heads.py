@@ -93,7 +93,7 @@ def test_it_learns_by_every_loss_and_the_target_does_not_change(loss: str) -> No
     optimiser = torch.optim.Adam(run.head.parameters(), 3e-3)
     losses: list[float] = []
     for _ in range(12):
-        lost = run.objective.loss(run.head, tokens_BT, tokens_BT)  # type: ignore[arg-type]
+        lost = run.objective.loss(run.head, tokens_BT, tokens_BT, 0)  # type: ignore[arg-type]
         optimiser.zero_grad()
         lost.backward()
         optimiser.step()

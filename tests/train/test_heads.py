@@ -17,7 +17,7 @@ from outrider.models.mtp_files import load_mtp
 from outrider.models.speculators import load_head
 from outrider.models.text import TextTokenizer
 from outrider.train import head as heads
-from outrider.train import loop
+from outrider.train import loop, plan
 from outrider.train.eagle import TrainingTimeTest, draft_tokens, new_head, taps_of
 from outrider.train.exit import ExitTraining, new_exit_head
 from outrider.train.mtp import new_module
@@ -30,6 +30,7 @@ from outrider.train.recipe import (
     TrainRecipe,
 )
 from outrider.train.run_head import HeadRun, head_recipe, plan_head, run_head
+from outrider.train.schedule import readings_at
 from outrider.train.state import load_state
 from outrider.train.texts import read_texts
 from outrider.train.together import ALONE, Together
@@ -182,7 +183,7 @@ def test_a_plan_is_timed_in_the_recipe_s_precision(precision: str, monkeypatch) 
         return usual(*given)
 
     monkeypatch.setattr(run.objective, "loss", loss)
-    run.objective.rehearse(run.head)
+    run.objective.rehearse(run.head, 0)
     run.objective.backward(run.head, 0)
     assert set(low) == {precision == "bfloat16"}
 
@@ -280,6 +281,94 @@ def test_the_law_that_is_learned_is_that_of_the_whole_vocabulary() -> None:
     due_BTV = TARGET.model(rows, use_cache=False).logits.log_softmax(-1)
     torch.testing.assert_close(log_p_BTM, due_BTV[:, :, kept], atol=1e-4, rtol=1e-4)
     assert log_p_BTM.exp().sum(-1).max() < 0.9
+
+
+def late(**changes) -> HeadRecipe:
+    """RECIPE, whose places are read once more from a quarter and from half of its 16 steps on."""
+    eagle = dataclasses.replace(RECIPE.eagle, step_from=(0.25, 0.5), written_share=0.0)
+    return dataclasses.replace(RECIPE, eagle=dataclasses.replace(eagle, **changes))
+
+
+def test_readings_are_added_in_the_course_of_a_run(tmp_path: Path, monkeypatch) -> None:
+    assert [readings_at(s, RECIPE.train, RECIPE.eagle) for s in (0, 15)] == [3, 3]
+    late_eagle = late().eagle
+    assert [readings_at(s, RECIPE.train, late_eagle) for s in (0, 3, 4, 7, 8, 15)] == [
+        *(1, 1, 2, 2, 3, 3)
+    ]
+    assert late(step_from=(0.5,)).eagle.changes(16) == (8, 8), "the last holds for all further ones"
+    # A step of so many readings is the step of a recipe that has no others.
+    for step, readings in ((0, 1), (4, 2), (8, 3)):
+        one, other = run_of(late()), run_of(late(step_from=(), steps=readings))
+        losses = [run.objective.backward(run.head, step) for run in (one, other)]
+        assert losses[0] == losses[1]
+        grads = [run.head.fc.weight.grad for run in (one, other)]
+        assert torch.equal(grads[0], grads[1])
+    # The times of all are in the plan, and a run that was killed between two of them resumes.
+    assert run_of(late()).objective.stages == (0, 4, 8) and run_of().objective.stages == (0,)
+    monkeypatch.setattr(loop, "CHECKPOINT_S", 0.0)
+    monkeypatch.setattr(heads, "NEW_TOKENS", 6)
+    assert run_head(run_of(late()), tmp_path / "whole").finished
+
+    def stop(at: loop.Progress) -> None:
+        if at.step == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_head(run_of(late()), tmp_path / "killed", progress=stop)
+    longer = dataclasses.replace(late(), train=dataclasses.replace(RECIPE.train, tokens=40 * 64))
+    with pytest.raises(InvalidConfig, match="past the constant phase of 16 or 40 steps"):
+        run_head(run_of(longer), tmp_path / "killed")
+    assert run_head(run_of(late()), tmp_path / "killed").finished
+    one, other = weights(tmp_path / "whole"), weights(tmp_path / "killed")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    for wrong in ((0.5, 0.25), (0.1, 0.2, 0.3), (1.5,), (True,), ("half",)):
+        with pytest.raises(InvalidConfig, match=r"eagle.step_from is \[.*as steps = 3"):
+            late(step_from=wrong)
+
+
+def test_a_plan_counts_what_steps_of_fewer_readings_take(monkeypatch) -> None:
+    run = run_of(late())
+    read: list[int] = []
+    usual = run.objective.rehearse
+
+    def rehearse(head, step: int) -> int:
+        read.append(step)
+        clock[0] += (1.0, 2.0, 3.0)[len(read) - 1]
+        return usual(head, step)
+
+    clock = [0.0]
+    monkeypatch.setattr(run.objective, "rehearse", rehearse)
+    monkeypatch.setattr(plan.time, "perf_counter", lambda: clock[0])
+    # Two micro-batches a step: 4 steps of one second each, 4 of two, 8 of three.
+    assert plan_head(run).seconds == 2 * (4 * 1 + 4 * 2 + 8 * 3) and read == [0, 4, 8]
+
+
+def test_rows_are_written_by_compiled_forwards_and_read_by_the_model_s_own(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE_DIR", str(tmp_path))
+    target = HuggingFaceTarget(random_model("llama"), share_prefixes=False)
+    given = RECIPE, target, documents(1), documents(2), 0
+    used: list[tuple[bool, bool]] = []
+    usual = target.score
+
+    def score(*rows, **more):
+        used.append((target.info()["compiled"], len(objective._written) > 0))
+        return usual(*rows, **more)
+
+    monkeypatch.setattr(target, "score", score)
+    texts = []
+    for asked in (False, True, "auto"):
+        objective = TrainingTimeTest(*given, asked)
+        objective.backward(new_head(RECIPE, target, torch.arange(60)), 0)
+        # Compiled in the end while nothing is written yet, and never behind that.
+        while_written = [compiled for compiled, written in used if not written]
+        assert while_written[-1] is (asked is not False) and (True, True) not in used
+        assert (False, True) in used
+        assert not target.info()["compiled"] and target.product is None
+        used.clear()
+        texts.append(objective.state()["written"])
+    assert torch.equal(texts[0], texts[1]) and torch.equal(texts[0], texts[2])
 
 
 def test_the_most_frequent_tokens_are_drafted() -> None:

@@ -15,9 +15,11 @@ import torch
 from outrider.errors import InvalidConfig, ModelError
 from outrider.models.checkpoint import load_llama
 from outrider.models.device import pick_device
+from outrider.models.hf import default_dtype
 from outrider.train import forward, loop
 from outrider.train.bigram import start_from_bigrams
 from outrider.train.distil import distances
+from outrider.train.forward import products_dtype
 from outrider.train.prepare import build_model
 from outrider.train.recipe import Recipe
 from outrider.train.state import load_state
@@ -67,12 +69,14 @@ def test_products_in_bfloat16_learn_the_same_and_again_the_same(folder: Path) ->
 
 
 def test_a_precision_or_device_that_is_none_is_named() -> None:
-    with pytest.raises(InvalidConfig, match=r"train.precision is float8; give float32 or bfloat16"):
+    with pytest.raises(InvalidConfig, match=r"train.precision is float8; give float32, bfloat16"):
         dataclasses.replace(RECIPE.train, precision="float8")
     with pytest.raises(InvalidConfig, match=r"device 'abacus' is not to be had: .*; give cpu"):
         pick_device("abacus")
     with pytest.raises(InvalidConfig, match=r"device 'meta' is not to be had: .*; give cpu"):
         pick_device("meta")
+    auto = dataclasses.replace(RECIPE.train, precision="auto")
+    assert products_dtype(auto, torch.device("cpu")) is default_dtype(torch.device("cpu"))
     assert pick_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from outrider.decoding.theory import block_expected_accepted, token_expected_accepted
 from outrider.train.losses import block_shortfall, distance
@@ -32,6 +32,27 @@ def test_every_loss_falls_and_is_zero_at_the_target() -> None:
     p, q = logits.softmax(-1), (logits * 0.5).softmax(-1)
     due = 1 - torch.minimum(p, q).sum(-1).mean()
     assert distance("tv", logits, q.log(), following) == pytest.approx(float(due), abs=1e-6)
+
+
+def test_the_divergence_and_its_gradient_are_those_of_autograd() -> None:
+    draw = torch.Generator().manual_seed(3)
+    log_p = torch.randn(6, 9, generator=draw, dtype=torch.float64).log_softmax(-1)[:, :7]
+    logits = torch.randn(6, 7, generator=draw, dtype=torch.float64)
+    found: list[tuple[Tensor, Tensor]] = []
+    for own in (True, False):
+        x = logits.clone().requires_grad_()
+        if own:
+            value = distance("kl", log_p, x, torch.zeros(6, dtype=torch.int64))
+        else:
+            pair = x.log_softmax(-1), log_p.log_softmax(-1)
+            value = nn.functional.kl_div(*pair, reduction="batchmean", log_target=True)
+        (3 * value).backward()
+        assert x.grad is not None
+        found.append((value.detach(), x.grad))
+    torch.testing.assert_close(found[0], found[1])
+    # From a law it is what it is from that law's logits.
+    given = log_p, logits.log_softmax(-1), torch.zeros(6, dtype=torch.int64)
+    torch.testing.assert_close(distance("kl", *given), found[0][0])
 
 
 class Tabular:
