@@ -93,8 +93,8 @@ def _draft(asked: _Asked) -> _Prepared:
 
     if asked.compile is not None:
         raise InvalidConfig(
-            "--compile is for what a head's target writes before the first step, and a draft model "
-            "learns from rows written throughout; leave it out"
+            "--compile and --no-compile are for what a head's target writes before the first step, "
+            "and a draft model learns from rows written throughout; leave them out"
         )
     run = prepare_draft(
         asked.recipe,

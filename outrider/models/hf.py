@@ -284,8 +284,9 @@ class HuggingFaceTarget(Target):
     @contextmanager
     def compiled(self, *, build: bool) -> Iterator[None]:
         """Within, forwards run as after `compile`; behind it the model's own do again."""
-        self.compile(build=build)
         try:
+            # What a compilation that fails has put in place goes too.
+            self.compile(build=build)
             yield
         finally:
             self._compiled, self._builds = None, False

@@ -20,7 +20,7 @@ from outrider.models.head import Head, TargetParts
 from outrider.models.hf import HuggingFaceTarget
 from outrider.train.chance import generator
 from outrider.train.head import HeadObjective
-from outrider.train.losses import block_shortfall, distance
+from outrider.train.losses import block_shortfall, distance, divergence
 from outrider.train.recipe import EagleRecipe, HeadRecipe, UnrolledRecipe
 from outrider.train.schedule import readings_at
 
@@ -79,13 +79,15 @@ def unrolled_loss(
     for step in range(readings):
         first, last = 1 + step, 1 + step + rows
         h_BND = head.step(tokens_BT[:, first:last], h_BND, positions_BN + step, lines.attend)
-        log_q_RM = head.logits(h_BND).float().flatten(0, 1)
-        if recipe.loss != "kl":
-            log_q_RM = log_q_RM.log_softmax(-1)
+        logits_RM = head.logits(h_BND).float().flatten(0, 1)
         log_p_RM = log_p_BTM[:, first:last].flatten(0, 1)
         followed_BN = tokens_BT[:, first + 1 : last + 1]
         own = recipe.step_decay**step
         weight += own
+        if recipe.loss == "kl":
+            loss = loss + own * divergence(log_p_RM, logits_RM)
+            continue
+        log_q_RM = logits_RM.log_softmax(-1)
         next_R = drafted[followed_BN].flatten()
         if recipe.loss == "block":
             chain.append((log_p_RM, log_q_RM, next_R))

@@ -6,13 +6,14 @@ the steps apart.
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from outrider.models.hf import default_dtype
-from outrider.train.recipe import TrainRecipe
+from outrider.train.recipe import HeadRecipe, Recipe, TrainRecipe
 
 
 def mixed(recipe: TrainRecipe, device: torch.device) -> AbstractContextManager[Any]:
@@ -20,6 +21,12 @@ def mixed(recipe: TrainRecipe, device: torch.device) -> AbstractContextManager[A
     dtype = products_dtype(recipe, device)
     low = dtype is not torch.float32
     return torch.autocast(device.type, dtype if low else None, low)
+
+
+def settled(recipe: Recipe | HeadRecipe, device: torch.device) -> Recipe | HeadRecipe:
+    """The recipe with the precision that it has on a device, which a resumed run must have too."""
+    dtype = str(products_dtype(recipe.train, device)).removeprefix("torch.")
+    return replace(recipe, train=replace(recipe.train, precision=dtype))
 
 
 def products_dtype(recipe: TrainRecipe, device: torch.device) -> torch.dtype:

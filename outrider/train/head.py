@@ -179,7 +179,7 @@ def compiled_meanwhile(target: HuggingFaceTarget, compile: Compile) -> Iterator[
         UnsupportedModel, ModelError: True, and they cannot be.
     """
     with ExitStack() as stack:
-        if compile is not False and target.device.type == "cpu":
+        if compile is True or (compile == "auto" and target.device.type == "cpu"):
             try:
                 stack.enter_context(target.compiled(build=compile is True))
             except ModelError:

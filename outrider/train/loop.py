@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from outrider.train.forward import settled
 from outrider.train.optimise import Optimisers
 from outrider.train.recipe import HeadRecipe, Recipe
 from outrider.train.schedule import rate_factor
@@ -93,6 +94,8 @@ def train(
         InvalidConfig: a state of another run; processes that do not go on from one step.
     """
     torch.set_num_threads(recipe.train.threads)
+    device = next(model.parameters()).device
+    recipe = settled(recipe, device)
     optimisers = Optimisers(model, recipe.train)
     run = recipe.train
     step, before_s, history = 0, 0.0, []
@@ -104,7 +107,6 @@ def train(
         objective.restore(state["objective"])
         step, before_s, history = state["step"], state["elapsed_s"], state["history"]
 
-    device = next(model.parameters()).device
     together.check_same_step(step, device)
     started = saved = time.monotonic()
 

@@ -50,6 +50,8 @@ def planned(
     what: str, model: Any, objective: Rehearsed, recipe: TrainRecipe, device: torch.device
 ) -> Plan:
     """Times one micro-batch of `what` in each stage; its gradients are dropped."""
+    # What the first of all takes more is no step's.
+    objective.rehearse(model, objective.stages[-1])
     seconds = 0.0
     for first, last in pairwise((*objective.stages, recipe.steps)):
         started = time.perf_counter()

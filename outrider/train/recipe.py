@@ -243,7 +243,7 @@ class UnrolledRecipe(LearnedRecipe):
 
     `step_from` are the parts of the run from which the second, third ... reading is taken, the last
     holding for all further ones; empty: from the start. What is learned first is the same for all,
-    and one reading takes a third of the time of three.
+    and one reading takes about half of the time of three.
     """
 
     ffn_size: int = 0
@@ -257,11 +257,11 @@ class UnrolledRecipe(LearnedRecipe):
         parts = self.step_from
         _require(
             len(parts) < self.steps
-            and all(type(part) in (int, float) and 0 <= part <= 1 for part in parts)
+            and all(type(part) in (int, float) and 0 <= part < 1 for part in parts)
             and list(parts) == sorted(parts),
             f"{self.section}.step_from",
             list(parts),
-            f"at most {self.steps - 1} ascending numbers between 0 and 1, as steps = {self.steps}",
+            f"at most {self.steps - 1} ascending numbers, 0 to under 1, as steps = {self.steps}",
         )
 
     def changes(self, steps: int) -> tuple[int, ...]:

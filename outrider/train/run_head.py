@@ -124,6 +124,11 @@ def prepare_head(
         InvalidConfig: no text, or too little; a recipe, target or device that cannot be used.
         UnsupportedModel: a target without hidden states to be had.
     """
+    if compile is True and not recipe.head.written_share:
+        raise InvalidConfig(
+            "--compile is for rows that the target writes before the first step, and "
+            f"{recipe.head.section}.written_share is 0; leave it out, or give a share"
+        )
     torch.set_num_threads(recipe.train.threads)
     joined(device)
     folder = bundled_path("target") if str(target) == "bundled" else model_folder(Path(target))

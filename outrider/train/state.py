@@ -56,6 +56,10 @@ def fingerprint(recipe: Recipe | HeadRecipe, inputs: Mapping[str, str]) -> dict[
     table = asdict(recipe)
     for key in ("tokens", "decay_fraction", "long_fraction", "growth", "threads"):
         del table["train"][key]
+    for section in ("eagle", "mtp"):
+        # An empty one is what runs were that did not know the key.
+        if section in table and table[section] and not table[section]["step_from"]:
+            del table[section]["step_from"]
     return _given({**table, "inputs": dict(inputs)})
 
 
@@ -83,11 +87,13 @@ def check_resumable(
     constant = [*total[1:], *now[1:]]
     head = recipe.head if isinstance(recipe, HeadRecipe) else None
     if isinstance(head, UnrolledRecipe) and head.step_from:
-        constant += [head.changes(steps)[0] for steps in (total[0], now[0])]
+        pairs = zip(head.changes(total[0]), head.changes(now[0]), strict=True)
+        constant += [min(pair) for pair in pairs if pair[0] != pair[1]]
     if total != now and state["step"] > min(constant):
         raise InvalidConfig(
             f"the run in {folder} is at step {state['step']}, past the constant phase of "
-            f"{total[0]} or {now[0]} steps; its tokens can no longer change"
+            f"{total[0]} or {now[0]} steps, or where step_from changes what they read; its tokens "
+            "can no longer change"
         )
 
 

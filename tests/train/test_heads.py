@@ -10,16 +10,19 @@ import pytest
 import torch
 
 from outrider.errors import InvalidConfig, UnsupportedModel
+from outrider.models import hf
 from outrider.models.bundled import bundled_path
 from outrider.models.eagle import EagleHead
 from outrider.models.hf import HuggingFaceTarget
 from outrider.models.mtp_files import load_mtp
+from outrider.models.product import product
 from outrider.models.speculators import load_head
 from outrider.models.text import TextTokenizer
 from outrider.train import head as heads
 from outrider.train import loop, plan
 from outrider.train.eagle import TrainingTimeTest, draft_tokens, new_head, taps_of
 from outrider.train.exit import ExitTraining, new_exit_head
+from outrider.train.head import compiled_meanwhile
 from outrider.train.mtp import new_module
 from outrider.train.recipe import (
     LOSSES,
@@ -29,9 +32,9 @@ from outrider.train.recipe import (
     MtpRecipe,
     TrainRecipe,
 )
-from outrider.train.run_head import HeadRun, head_recipe, plan_head, run_head
+from outrider.train.run_head import HeadRun, head_recipe, plan_head, prepare_head, run_head
 from outrider.train.schedule import readings_at
-from outrider.train.state import load_state
+from outrider.train.state import fingerprint, load_state
 from outrider.train.texts import read_texts
 from outrider.train.together import ALONE, Together
 from tests.house.layout import ROOT
@@ -321,7 +324,7 @@ def test_readings_are_added_in_the_course_of_a_run(tmp_path: Path, monkeypatch) 
     assert run_head(run_of(late()), tmp_path / "killed").finished
     one, other = weights(tmp_path / "whole"), weights(tmp_path / "killed")
     assert all(torch.equal(one[name], other[name]) for name in one)
-    for wrong in ((0.5, 0.25), (0.1, 0.2, 0.3), (1.5,), (True,), ("half",)):
+    for wrong in ((0.5, 0.25), (0.1, 0.2, 0.3), (1.0,), (True,), ("half",)):
         with pytest.raises(InvalidConfig, match=r"eagle.step_from is \[.*as steps = 3"):
             late(step_from=wrong)
 
@@ -333,14 +336,14 @@ def test_a_plan_counts_what_steps_of_fewer_readings_take(monkeypatch) -> None:
 
     def rehearse(head, step: int) -> int:
         read.append(step)
-        clock[0] += (1.0, 2.0, 3.0)[len(read) - 1]
+        clock[0] += {0: 1.0, 4: 2.0, 8: 3.0}[step]
         return usual(head, step)
 
     clock = [0.0]
     monkeypatch.setattr(run.objective, "rehearse", rehearse)
     monkeypatch.setattr(plan.time, "perf_counter", lambda: clock[0])
     # Two micro-batches a step: 4 steps of one second each, 4 of two, 8 of three.
-    assert plan_head(run).seconds == 2 * (4 * 1 + 4 * 2 + 8 * 3) and read == [0, 4, 8]
+    assert plan_head(run).seconds == 2 * (4 * 1 + 4 * 2 + 8 * 3) and read == [8, 0, 4, 8]
 
 
 def test_rows_are_written_by_compiled_forwards_and_read_by_the_model_s_own(
@@ -369,6 +372,33 @@ def test_rows_are_written_by_compiled_forwards_and_read_by_the_model_s_own(
         used.clear()
         texts.append(objective.state()["written"])
     assert torch.equal(texts[0], texts[1]) and torch.equal(texts[0], texts[2])
+
+
+def test_a_compilation_that_fails_leaves_the_model_s_own_forward(
+    tmp_path: Path, monkeypatch
+) -> None:
+    """Products on disk, which are for every model, are not left to a target that has no more."""
+    monkeypatch.setenv("OUTRIDER_CACHE_DIR", str(tmp_path))
+    assert product(build=True) is not None
+    target = HuggingFaceTarget(random_model("llama"), share_prefixes=False)
+
+    def refused(*given, **more):
+        raise UnsupportedModel("no")
+
+    monkeypatch.setattr(hf, "compiled_forward", refused)
+    with compiled_meanwhile(target, "auto"):
+        assert target.product is None
+    assert target.product is None and not target.info()["compiled"]
+    with pytest.raises(UnsupportedModel, match="no"), compiled_meanwhile(target, True):
+        pass
+    assert target.product is None
+    with pytest.raises(InvalidConfig, match=r"eagle.written_share is 0; leave it out"):
+        prepare_head(head_recipe("eagle3")[0], target="bundled", compile=True)
+
+
+def test_runs_that_did_not_know_of_added_readings_go_on() -> None:
+    table = fingerprint(RECIPE, {})
+    assert "step_from" not in table["eagle"] and "step_from" in fingerprint(late(), {})["eagle"]
 
 
 def test_the_most_frequent_tokens_are_drafted() -> None:
