@@ -56,7 +56,6 @@ from outrider.types import Compile
 Loaded: TypeAlias = LoadedTarget | LibllamaTarget
 """What a model folder, or a GGUF file, becomes."""
 
-
 log = logging.getLogger(__name__)
 
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.train.forward import products_dtype
 from outrider.train.muon import Muon
 from outrider.train.recipe import TrainRecipe
 
@@ -31,7 +30,7 @@ class Optimisers:
             matrices,
             recipe.matrix_rate,
             weight_decay=recipe.weight_decay,
-            dtype=products_dtype(recipe, next(model.parameters()).device),
+            dtype=getattr(torch, recipe.precision),
         )
         groups = [(vectors, recipe.vector_rate), (embeddings, recipe.embedding_rate)]
         adam = torch.optim.AdamW(

@@ -19,7 +19,7 @@ from outrider.models.hf import default_dtype
 from outrider.train import forward, loop
 from outrider.train.bigram import start_from_bigrams
 from outrider.train.distil import distances
-from outrider.train.forward import products_dtype
+from outrider.train.forward import products_dtype, settled
 from outrider.train.prepare import build_model
 from outrider.train.recipe import Recipe
 from outrider.train.state import load_state
@@ -77,6 +77,9 @@ def test_a_precision_or_device_that_is_none_is_named() -> None:
         pick_device("meta")
     auto = dataclasses.replace(RECIPE.train, precision="auto")
     assert products_dtype(auto, torch.device("cpu")) is default_dtype(torch.device("cpu"))
+    # What a run is resumed with is what "auto" was where it began.
+    begun = settled(dataclasses.replace(RECIPE, train=auto), torch.device("cpu"))
+    assert f"torch.{begun.train.precision}" == str(default_dtype(torch.device("cpu")))
     assert pick_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
