@@ -1,10 +1,11 @@
-"""What trees keep that are grown to a budget at temperature 1, by the rule that grows them.
+"""What trees keep that are grown to a budget, by the rule that grows them.
 
     python benchmarks/grown.py --json docs/grown.json
 
 Held-out prompts of each set, continued by the bundled target with trees of its EAGLE-3 head; what
 they keep is held against the draft model's chain of four. Every prompt has the same seed for every
-draft. Nothing is timed, and a busy machine changes no figure. `--smoke` half a minute.
+draft; at temperature 0 all rules are one. Nothing is timed, and a busy machine changes no figure.
+`--smoke` half a minute.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ BUDGETS: tuple[dict[str, int], ...] = (
     {"k": 4, "width": 4, "nodes": 12},
     {"k": 6, "width": 4, "nodes": 16},
     {"k": 8, "width": 4, "nodes": 32},
+    {"k": 8, "width": 6, "nodes": 48},
 )
 GROWING = ("hybrid-traversal", "traversal")
 
@@ -48,7 +50,8 @@ class Cell:
 def ways(options: argparse.Namespace) -> list[tuple[str, str, dict[str, int]]]:
     """Drafter, rule and budget: chains of four, then the trees."""
     chains = [CHAIN, *((d, "block", {"k": 4}) for d in options.drafters if d != CHAIN[0])]
-    trees = [(d, rule, b) for d in options.drafters for b in BUDGETS for rule in GROWING]
+    rules = GROWING if options.temperature else GROWING[-1:]
+    trees = [(d, rule, b) for d in options.drafters for b in BUDGETS for rule in rules]
     return [*chains, *trees]
 
 
@@ -62,7 +65,9 @@ def texts_of(llm: LLM, rule: str, name: str, options: argparse.Namespace) -> lis
     """The drafts of all prompts of a set, prompt i under seed i."""
     prompts = eval_prompts(name)[: options.prompts]
     params = [
-        SamplingParams(temperature=1.0, max_tokens=options.tokens, ignore_eos=True, seed=i)
+        SamplingParams(
+            temperature=options.temperature, max_tokens=options.tokens, ignore_eos=True, seed=i
+        )
         for i in range(len(prompts))
     ]
     done = llm.generate(prompts, params, rule=rule)
@@ -94,8 +99,8 @@ def measured(options: argparse.Namespace, command: str) -> None:
             texts = texts_of(llm, rule, name, options)
             ratio = kept_ratio(texts, chain.setdefault(name, texts))
             cells.append(Cell(drafter, rule, said(budget), name, kept(texts), ratio))
-        sizes: dict[str, Any] = {"prompts": options.prompts, "tokens": options.tokens}
-        save(options.json, command, {**sizes, "cells": [asdict(cell) for cell in cells]})
+        asked = {name: getattr(options, name) for name in ("prompts", "tokens", "temperature")}
+        save(options.json, command, {**asked, "cells": [asdict(cell) for cell in cells]})
     print(table(cells))
 
 
@@ -115,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--sets", type=names, default=EVAL_SETS, help=f"prompts: {','.join(EVAL_SETS)}")
     add("--prompts", type=int, default=24, help="prompts of each set")
     add("--tokens", type=int, default=48, help="new tokens a prompt")
+    add("--temperature", type=float, default=1.0, help="0: the likeliest tokens")
     return parser
 
 
