@@ -17,6 +17,7 @@ from outrider.models.base import Rows, Target
 from outrider.models.hf import HuggingFaceTarget
 from outrider.train.chance import generator
 from outrider.train.forward import mixed
+from outrider.train.kept import Kept
 from outrider.train.recipe import HeadRecipe
 from outrider.train.stream import TokenStream
 from outrider.train.together import ALONE, Together
@@ -46,6 +47,7 @@ class HeadObjective(ABC):
         self._stream = TokenStream(train, end_id, recipe.seed)
         self._held_out = TokenStream(held_out, end_id, recipe.seed)
         self._written = torch.empty(0, recipe.train.context, dtype=torch.int32)
+        self._kept = Kept(round(1e9 * recipe.head.kept_gb))
 
     @abstractmethod
     def loss(self, model: Any, tokens_BT: Tensor, whole_BT: Tensor, step: int) -> Tensor:
@@ -59,9 +61,15 @@ class HeadObjective(ABC):
         """What the target wrote: other machines would not write it again."""
         return {"written": self._written}
 
+    @property
+    def kept_bytes(self) -> int:
+        """What the readings that a run keeps will take in the end, once a row has been read."""
+        rows = self._recipe.head.written_rows if self._recipe.head.written_share else 0
+        return min(self._kept.room, rows * self._kept.row_bytes)
+
     def restore(self, state: dict[str, Tensor]) -> None:
         """Go on from another object's `state`."""
-        self._written = state["written"]
+        self._take(state["written"])
 
     def backward(self, model: Any, step: int, together: Together = ALONE) -> float:
         """Add one step's gradients, those of this process's rows, and return their loss."""
@@ -119,6 +127,19 @@ class HeadObjective(ABC):
 
         The law is that of the whole vocabulary.
         """
+        if not self._kept.room:
+            return self._read_anew(tokens_BT, taps, kept_M)
+        device = self._target.device
+        read = [
+            self._kept.reading(row_1T, lambda row: self._read_anew(row, taps, kept_M))
+            for row_1T in tokens_BT.split(1)
+        ]
+        features, log_p = (torch.cat(parts).to(device) for parts in zip(*read, strict=True))
+        return features, log_p.float()
+
+    def _read_anew(
+        self, tokens_BT: Tensor, taps: tuple[int, ...], kept_M: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         size, target = tokens_BT.shape[1], self._target
         seqs = [target.open(size) for _ in tokens_BT]
         try:
@@ -166,7 +187,11 @@ class HeadObjective(ABC):
         written = torch.zeros(head.written_rows, run.context, dtype=torch.int32)
         for i, one in zip(own, done, strict=True):
             written[i] = torch.tensor([*prompts[i], *one.token_ids])
-        self._written = together.added(written, self._target.device)
+        self._take(together.added(written, self._target.device))
+
+    def _take(self, written: Tensor) -> None:
+        self._written = written
+        self._kept.expect(written)
 
 
 @contextmanager

@@ -205,7 +205,8 @@ class LearnedRecipe:
     tokens in a row as one chain.
 
     `written_share` of the rows are the target's own continuations of `prompt_tokens` tokens of the
-    text, `written_rows` in all, `greedy_share` of them greedy.
+    text, `written_rows` in all, `greedy_share` of them greedy. They come again, so what the target
+    makes of them is kept in memory, `kept_gb` gigabytes at most.
     """
 
     steps: int = 3
@@ -214,6 +215,7 @@ class LearnedRecipe:
     written_rows: int = 512
     prompt_tokens: int = 64
     greedy_share: float = 0.5
+    kept_gb: float = 0.0
     kind: ClassVar[str]
     section: ClassVar[str]
 
@@ -222,6 +224,7 @@ class LearnedRecipe:
         _require(self.loss in LOSSES, f"{self.section}.loss", self.loss, losses)
         for name in ("steps", "written_rows", "prompt_tokens"):
             self._require_least(name, 1)
+        self._require_least("kept_gb", 0)
         for name in ("written_share", "greedy_share"):
             self._require_share(name)
 

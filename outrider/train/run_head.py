@@ -103,7 +103,8 @@ def head_recipe(
 
 def plan_head(run: HeadRun) -> Plan:
     """Times one micro-batch of text; the run's own gradients and optimisers are not touched."""
-    return planned("a head", run.head, run.objective, run.recipe.train, run.target.device)
+    plan = planned("a head", run.head, run.objective, run.recipe.train, run.target.device)
+    return replace(plan, memory_bytes=plan.memory_bytes + run.objective.kept_bytes)
 
 
 def prepare_head(

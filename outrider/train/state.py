@@ -56,10 +56,14 @@ def fingerprint(recipe: Recipe | HeadRecipe, inputs: Mapping[str, str]) -> dict[
     table = asdict(recipe)
     for key in ("tokens", "decay_fraction", "long_fraction", "growth", "threads"):
         del table["train"][key]
-    for section in ("eagle", "mtp"):
-        # An empty one is what runs were that did not know the key.
-        if section in table and table[section] and not table[section]["step_from"]:
-            del table[section]["step_from"]
+    for section in ("eagle", "mtp", "exit"):
+        head = table.get(section) or {}
+        # How much is kept changes nothing but the time, whether anything is does.
+        head["kept_gb"] = bool(head.get("kept_gb"))
+        # Without them runs are what they were that did not know the keys.
+        for key in ("step_from", "kept_gb"):
+            if not head.get(key):
+                head.pop(key, None)
     return _given({**table, "inputs": dict(inputs)})
 
 

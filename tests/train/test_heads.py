@@ -401,6 +401,93 @@ def test_runs_that_did_not_know_of_added_readings_go_on() -> None:
     assert "step_from" not in table["eagle"] and "step_from" in fingerprint(late(), {})["eagle"]
 
 
+ROW_BYTES = 32 * (2 * TARGET.model.config.hidden_size * 4 + 60 * 2)
+"""Of 32 places: what is behind two layers in float32, the law of 60 tokens in float16."""
+
+
+def keeping(recipe: HeadRecipe, kept_gb: float) -> HeadRecipe:
+    head = dataclasses.replace(recipe.head, kept_gb=kept_gb)
+    return dataclasses.replace(recipe, **{recipe.head.section: head})
+
+
+def counted(objective: heads.HeadObjective, monkeypatch) -> list[int]:
+    """How many rows each of the target's readings had, from now on."""
+    read, usual = [], objective._read_anew
+
+    def read_anew(tokens_BT, *given):
+        read.append(len(tokens_BT))
+        return usual(tokens_BT, *given)
+
+    monkeypatch.setattr(objective, "_read_anew", read_anew)
+    return read
+
+
+def test_what_the_target_makes_of_its_own_rows_is_kept(tmp_path: Path, monkeypatch) -> None:
+    """Rows are read once where there is room, and the head is the same where there is none."""
+    monkeypatch.setattr(loop, "CHECKPOINT_S", 0.0)
+    monkeypatch.setattr(heads, "NEW_TOKENS", 6)
+    reads = {}
+    for name, kept_gb in (("all", 1.0), ("two", 2.5e-9 * ROW_BYTES), ("none", 1e-9)):
+        run = run_of(keeping(RECIPE, kept_gb))
+        assert run.objective.kept_bytes == 0, "nothing was read yet"
+        reads[name] = counted(run.objective, monkeypatch)
+        assert run_head(run, tmp_path / name).finished
+        assert run.objective.kept_bytes == min(round(1e9 * kept_gb), 6 * ROW_BYTES)
+    # Of two rows a step, one is of the text and one of six of the target's own.
+    assert set(reads["all"]) == {1} and 16 < len(reads["all"]) <= 16 + 6
+    assert len(reads["all"]) < len(reads["two"]) < len(reads["none"]) == 32
+
+    def stop(at: loop.Progress) -> None:
+        if at.step == 9:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_head(run_of(keeping(RECIPE, 1.0)), tmp_path / "killed", progress=stop)
+    # How much is kept may change in between, whether anything is may not.
+    with pytest.raises(InvalidConfig, match="eagle differ"):
+        run_head(run_of(RECIPE), tmp_path / "killed")
+    assert run_head(run_of(keeping(RECIPE, 0.5)), tmp_path / "killed").finished
+    found = [weights(tmp_path / name) for name in ("all", "two", "none", "killed")]
+    for other in found[1:]:
+        assert all(torch.equal(found[0][name], other[name]) for name in found[0])
+    assert "kept_gb" not in fingerprint(RECIPE, {})["eagle"]
+    with pytest.raises(InvalidConfig, match=r"eagle.kept_gb is -1; give at least 0"):
+        keeping(RECIPE, -1)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "mtp", "exit"])
+def test_what_is_kept_teaches_the_same(kind: str) -> None:
+    """But for the rounding of the laws."""
+    own = {"written_share": 1.0, "written_rows": 2, "prompt_tokens": 8}
+    recipe = {
+        "eagle": RECIPE,
+        "mtp": dataclasses.replace(RECIPE, eagle=EagleRecipe(), mtp=MtpRecipe(ffn_size=32, **own)),
+        "exit": dataclasses.replace(
+            RECIPE, eagle=EagleRecipe(), exit=ExitRecipe(layers=1, rank=4, **own)
+        ),
+    }[kind]
+    losses: list[list[float]] = []
+    for kept_gb in (0.0, 1.0):
+        asked = keeping(recipe, kept_gb)
+        kinds = ExitTraining if kind == "exit" else TrainingTimeTest
+        objective = kinds(asked, TARGET, documents(1), documents(2), 0)
+        made = {"mtp": new_module, "exit": new_exit_head}
+        if kind in made:
+            head = made[kind](asked, TARGET)
+        else:
+            head = new_head(asked, TARGET, torch.arange(60))
+        losses.append([objective.backward(head, step) for step in range(3)])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+
+
+def test_a_plan_counts_what_will_be_kept() -> None:
+    plain, kept = (plan_head(run_of(keeping(RECIPE, gb))) for gb in (0.0, 1.0))
+    assert kept.memory_bytes - plain.memory_bytes >= 6 * ROW_BYTES
+    run = run_of(late(kept_gb=1.0))
+    plan_head(run)
+    assert run.objective.kept_bytes == 0, "rows of the text do not come again"
+
+
 def test_the_most_frequent_tokens_are_drafted() -> None:
     assert draft_tokens([[3, 3, 1], [1, 5], []], 6, 2).tolist() == [1, 3]
     assert draft_tokens([[3]], 6, 3).tolist() == [0, 1, 3]
