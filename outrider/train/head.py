@@ -17,7 +17,7 @@ from outrider.models.base import Rows, Target
 from outrider.models.hf import HuggingFaceTarget
 from outrider.train.chance import generator
 from outrider.train.forward import mixed
-from outrider.train.kept import Kept
+from outrider.train.kept import Kept, row_bytes
 from outrider.train.recipe import HeadRecipe
 from outrider.train.stream import TokenStream
 from outrider.train.together import ALONE, Together
@@ -47,7 +47,7 @@ class HeadObjective(ABC):
         self._stream = TokenStream(train, end_id, recipe.seed)
         self._held_out = TokenStream(held_out, end_id, recipe.seed)
         self._written = torch.empty(0, recipe.train.context, dtype=torch.int32)
-        self._kept = Kept(round(1e9 * recipe.head.kept_gb))
+        self._kept, self._row_bytes = Kept(recipe.head), 0
 
     @abstractmethod
     def loss(self, model: Any, tokens_BT: Tensor, whole_BT: Tensor, step: int) -> Tensor:
@@ -63,9 +63,8 @@ class HeadObjective(ABC):
 
     @property
     def kept_bytes(self) -> int:
-        """What the readings that a run keeps will take in the end, once a row has been read."""
-        rows = self._recipe.head.written_rows if self._recipe.head.written_share else 0
-        return min(self._kept.room, rows * self._kept.row_bytes)
+        """What this process keeps of readings in the end; known once a row has been read."""
+        return self._kept.size(self._row_bytes) if self._row_bytes else 0
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Go on from another object's `state`."""
@@ -127,15 +126,21 @@ class HeadObjective(ABC):
 
         The law is that of the whole vocabulary.
         """
-        if not self._kept.room:
+        own = [i for i, row_T in enumerate(tokens_BT) if self._kept.expects(row_T)]
+        if not own:
             return self._read_anew(tokens_BT, taps, kept_M)
-        device = self._target.device
-        read = [
-            self._kept.reading(row_1T, lambda row: self._read_anew(row, taps, kept_M))
-            for row_1T in tokens_BT.split(1)
-        ]
-        features, log_p = (torch.cat(parts).to(device) for parts in zip(*read, strict=True))
-        return features, log_p.float()
+        others = [i for i in range(len(tokens_BT)) if i not in own]
+        read: dict[int, tuple[Tensor, Tensor]] = {}
+        for i in own:
+            read[i] = self._kept.reading(
+                tokens_BT[i : i + 1], lambda row: self._read_anew(row, taps, kept_M)
+            )
+        if others:
+            fresh = self._read_anew(tokens_BT[others], taps, kept_M)
+            read |= {i: (fresh[0][j, None], fresh[1][j, None]) for j, i in enumerate(others)}
+        device, in_order = self._target.device, [read[i] for i in range(len(tokens_BT))]
+        features = torch.cat([part.to(device) for part, _ in in_order])
+        return features, torch.cat([part.to(device).float() for _, part in in_order])
 
     def _read_anew(
         self, tokens_BT: Tensor, taps: tuple[int, ...], kept_M: Tensor | None = None
@@ -155,7 +160,9 @@ class HeadObjective(ABC):
             for seq in seqs:
                 target.close(seq)
         # Copies: what is made in inference mode cannot be differentiated through.
-        return torch.stack(features).clone(), log_p_RM.view(*tokens_BT.shape, -1)
+        made = torch.stack(features).clone(), log_p_RM.view(*tokens_BT.shape, -1)
+        self._row_bytes = row_bytes(*made)
+        return made
 
     def _write(self, together: Together) -> None:
         """Lets the target continue stretches of the text, greedily and at temperature 1.

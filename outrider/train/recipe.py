@@ -206,7 +206,7 @@ class LearnedRecipe:
 
     `written_share` of the rows are the target's own continuations of `prompt_tokens` tokens of the
     text, `written_rows` in all, `greedy_share` of them greedy. They come again, so what the target
-    makes of them is kept in memory, `kept_gb` gigabytes at most.
+    makes of them is kept, in `kept_gb` gigabytes of a process's memory at most.
     """
 
     steps: int = 3
@@ -227,6 +227,11 @@ class LearnedRecipe:
         self._require_least("kept_gb", 0)
         for name in ("written_share", "greedy_share"):
             self._require_share(name)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether rows are read as those are that may be kept, however few of them are."""
+        return self.kept_gb > 0 and self.written_share > 0
 
     def _require_least(self, name: str, least: float) -> None:
         value: float = getattr(self, name)

@@ -104,7 +104,9 @@ def head_recipe(
 def plan_head(run: HeadRun) -> Plan:
     """Times one micro-batch of text; the run's own gradients and optimisers are not touched."""
     plan = planned("a head", run.head, run.objective, run.recipe.train, run.target.device)
-    return replace(plan, memory_bytes=plan.memory_bytes + run.objective.kept_bytes)
+    # Of another device than the processor the plan tells that one's memory.
+    kept = run.objective.kept_bytes if run.target.device.type == "cpu" else 0
+    return replace(plan, memory_bytes=plan.memory_bytes + kept)
 
 
 def prepare_head(

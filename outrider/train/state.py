@@ -58,8 +58,8 @@ def fingerprint(recipe: Recipe | HeadRecipe, inputs: Mapping[str, str]) -> dict[
         del table["train"][key]
     for section in ("eagle", "mtp", "exit"):
         head = table.get(section) or {}
-        # How much is kept changes nothing but the time, whether anything is does.
-        head["kept_gb"] = bool(head.get("kept_gb"))
+        # How much is kept changes nothing but the time, whether anything may be does.
+        head["kept_gb"] = bool(head.get("kept_gb") and head.get("written_share"))
         # Without them runs are what they were that did not know the keys.
         for key in ("step_from", "kept_gb"):
             if not head.get(key):
