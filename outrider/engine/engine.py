@@ -291,6 +291,8 @@ class Engine:
         if len(group.texts) == 1:
             self._fail(group, error)
             return
+        num = len(group.texts)
+        log.warning("a round of %d texts failed, and each is tried alone", num, exc_info=error)
         for text in [text for text in group.texts if not text.finished]:
             alone = Group([text], group.drafter, group.rule, group.trees)
             try:

@@ -99,12 +99,16 @@ class Scores:
         self._sound = host.reads_free(rows_RV.device) and bool(self._usable_R.all())
         if not self._sound:
             rows_RV = rows_RV.masked_fill(~self._usable_R[:, None], 0.0)
+        # A row for every place of the tree, though no text may have a node at the last of them:
+        # where supports run out, a shape's trees are all smaller than it.
+        num_rows = self._tree.num_nodes + 1
         if not group.rule.needs_probs:
-            return TargetLaws(_padded(rows_RV, self._counts))
+            return TargetLaws(_padded(rows_RV, self._counts, num_rows))
         few = rows_RV.numel() <= _AT_ONCE
         if few or group.rule.reads == "all" or not host.reads_free(rows_RV.device):
-            return TargetLaws(_padded(group.controls.probs(rows_RV, self._owners), self._counts))
-        return OnDemand(rows_RV, self._counts, group.controls)
+            laws_RV = group.controls.probs(rows_RV, self._owners)
+            return TargetLaws(_padded(laws_RV, self._counts, num_rows))
+        return OnDemand(rows_RV, self._counts, num_rows, group.controls)
 
     def rows(self, text: int, rows: Sequenced[int]) -> Tensor:
         """The model's own logits of some rows of one text, 0 that of its root."""
@@ -140,13 +144,15 @@ class Scores:
 class OnDemand(TargetRows):
     """Wide rows of logits that become laws when the rule asks for them."""
 
-    def __init__(self, masked_RV: Tensor, counts: list[int], controls: Controls) -> None:
+    def __init__(
+        self, masked_RV: Tensor, counts: list[int], num_rows: int, controls: Controls
+    ) -> None:
         self._masked_RV, self._controls = masked_RV, controls
-        self._shape = len(counts), max(counts), masked_RV.shape[1]
+        self._shape = len(counts), num_rows, masked_RV.shape[1]
         first_B = torch.tensor([0, *itertools.accumulate(counts[:-1])])
         # A row behind a text's last is its last: nobody reads it for what it is.
         last_B1 = torch.tensor(counts)[:, None] - 1
-        self._row_R = (first_B[:, None] + torch.arange(max(counts)).minimum(last_B1)).flatten()
+        self._row_R = (first_B[:, None] + torch.arange(num_rows).minimum(last_B1)).flatten()
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -248,10 +254,11 @@ def _rows(
     )
 
 
-def _padded(rows_RV: Tensor, counts: Sequenced[int]) -> Tensor:
-    """`[R, V]` as `[B, T, V]`, shorter texts padded with zeros; a view where all are equal."""
-    most = max(counts)
-    if min(counts) == most:
-        return rows_RV.view(len(counts), most, -1)
-    parts = torch.split(rows_RV, list(counts))
-    return torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True)
+def _padded(rows_RV: Tensor, counts: Sequenced[int], num_rows: int) -> Tensor:
+    """`[R, V]` as `[B, num_rows, V]`, padded with zeros; a view where no text has fewer."""
+    if min(counts) == num_rows:
+        return rows_RV.view(len(counts), num_rows, -1)
+    padded_BTV = rows_RV.new_zeros(len(counts), num_rows, rows_RV.shape[1])
+    for padded_TV, own_nV in zip(padded_BTV, rows_RV.split(list(counts)), strict=True):
+        padded_TV[: len(own_nV)] = own_nV
+    return padded_BTV

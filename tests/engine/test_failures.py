@@ -64,6 +64,8 @@ def test_a_bad_row_fails_its_own_request_only() -> None:
     params = SamplingParams(max_tokens=3, seed=1)
     with pytest.raises(NonFinite, match="row 0 of the round") as caught:
         served.complete([Request((1,), params), Request((4,), params), Request((2,), params)])
+    # Who reads the log learns that a batch did not go through as one, and why.
+    assert "a round of 3 texts failed" in caplog.text and "not this one" in caplog.text
     first, failed, last = caught.value.completions
     assert failed is None and len(first.token_ids) == len(last.token_ids) == 3
 
@@ -328,7 +330,7 @@ def test_nothing_draws_from_the_global_generators() -> None:
     assert (before[1] == np.random.get_state()[1]).all()
 
 
-def test_a_model_that_fails_on_one_text_fails_that_text_alone() -> None:
+def test_a_model_that_fails_on_one_text_fails_that_text_alone(caplog) -> None:
     class Picky:
         vocab_size = 5
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,15 +13,18 @@ from outrider import SamplingParams, SpeculativeDecoder, SpeculativeDecoderConfi
 from outrider.decoding import RULES, Kind
 from outrider.decoding.best import grow_best
 from outrider.decoding.children import TailThenTop
-from outrider.decoding.draft import RoundNoise
+from outrider.decoding.draft import Draft, RoundNoise
 from outrider.decoding.draw import Draws
 from outrider.decoding.laws import Law
+from outrider.decoding.rows import TargetLaws
 from outrider.drafters import Drafter, ModelDrafter
 from outrider.engine import Emitter, Engine, Requests, group
 from outrider.engine.places import Places
-from outrider.errors import InvalidConfig, UnsupportedModel
+from outrider.errors import InvalidConfig, TargetShapeMismatch, UnsupportedModel
 from outrider.models.protocol import ProtocolTarget
-from outrider.tree import TreeBudget
+from outrider.models.tabular import MarkovModel
+from outrider.noise import as_key
+from outrider.tree import TokenTree, TreeBudget, full
 from outrider.types import Request
 from tests.drafters.tapped import TappedTarget, ToyEagle
 from tests.engine.test_law import LENGTH, PREFIX, TARGET, chi_square
@@ -147,12 +151,20 @@ def test_the_law_told_is_the_law_each_node_was_drawn_from(rule: str) -> None:
     assert len({depth for _, depth, _ in seen}) > 1 and max(n for *_, n in seen) >= 1
 
 
-def samples(drafter: Drafter, rule: str, count: int, trees: TreeBudget) -> Counter[tuple[int, ...]]:
-    engine = Engine(TappedTarget(TARGET), drafter, Emitter(None), max_texts=500, trees=trees)
+def samples(
+    drafter: Drafter,
+    rule: str,
+    count: int,
+    trees: TreeBudget,
+    *,
+    max_texts: int = 500,
+    **controls,
+) -> Counter[tuple[int, ...]]:
+    engine = Engine(TappedTarget(TARGET), drafter, Emitter(None), max_texts=max_texts, trees=trees)
     requests = Requests(engine, depth=3, end_tokens=frozenset())
     done = requests.complete(
         [
-            Request(PREFIX, SamplingParams(seed=s, max_tokens=LENGTH), rule=rule)
+            Request(PREFIX, SamplingParams(seed=s, max_tokens=LENGTH, **controls), rule=rule)
             for s in range(count)
         ]
     )
@@ -170,6 +182,63 @@ def test_first_five_tokens_follow_the_target(rule: str) -> None:
 def test_first_five_tokens_of_a_heads_trees_follow_the_target(rule: str) -> None:
     """Its laws are over two of the three tokens."""
     assert chi_square(samples(ToyEagle(3, 1), rule, 1000, TreeBudget(2, 5)), TARGET) < 4.5
+
+
+def two_likeliest(weights):
+    """A law, or several, under top_k=2."""
+    return weights * (weights >= np.sort(weights)[..., -2, None])
+
+
+SHAPED = [rule for rule in TREE_RULES if rule != "gbv"]
+"""Rules for trees of any shape."""
+
+
+@pytest.fixture
+def none_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round of several texts that fails is no round of each by itself."""
+
+    def isolate(self, texts, error):
+        raise error
+
+    monkeypatch.setattr(Engine, "_isolate", isolate)
+
+
+@pytest.mark.usefixtures("none_alone")
+@pytest.mark.parametrize("rule", SHAPED)
+def test_trees_that_are_all_smaller_than_their_shape_follow_the_target(rule: str) -> None:
+    """Three children are due where two tokens may come: the shape's last places stay empty.
+
+    Of two texts, so that rows of the one that were taken for the other's would be there.
+    """
+    due = MarkovModel(two_likeliest(TARGET.init), two_likeliest(TARGET.rows))
+    drafter = ModelDrafter(ProtocolTarget(blurred(TARGET, 5, 0.6)))
+    shape = TreeBudget(3, 12, full(3, 2))
+    seen = samples(drafter, rule, 600, shape, max_texts=2, top_k=2)
+    assert chi_square(seen, due) < 4.5
+
+
+@pytest.mark.usefixtures("none_alone")
+@pytest.mark.parametrize("num", [2, 5])
+@pytest.mark.parametrize("rule", SHAPED)
+def test_greedy_texts_of_a_batch_are_plain_decoding_s_under_any_rule(rule: str, num: int) -> None:
+    """Laws are of one token there, and a row has one child of the three."""
+    greedy, prefixes = SamplingParams(temperature=0.0), PREFIXES[:num]
+    plain = SpeculativeDecoder(None, WIDE, SpeculativeDecoderConfig(sampling=greedy))
+    speculative = drafts(blurred(WIDE, 2, 0.5), k=2, nodes=12, sampling=greedy, rule=rule)
+    assert speculative.generate_batch(prefixes, 23) == plain.generate_batch(prefixes, 23)
+    assert speculative.metrics.drafted > 0
+
+
+@pytest.mark.parametrize("rule", ["recursive", "hybrid", "traversal", "hybrid-traversal"])
+def test_rows_that_are_not_those_of_the_trees_are_refused(rule: str) -> None:
+    """By the rules that find them by their number: they would read one text's for another's."""
+    tree = TokenTree.of([[1, 2, 3], [1, 2]], [[0, 0, 1], [0, 0]])
+    noise = RoundNoise(as_key([0, 1]), torch.zeros(2, dtype=torch.int64), torch.tensor([3, 3]))
+    draft = Draft(tree, None)
+    rows = torch.full((2, 4, 5), 0.2)
+    assert RULES[rule].verify(draft, TargetLaws(rows), noise).num_accepted_B.shape == (2,)
+    with pytest.raises(TargetShapeMismatch, match="has 3 rows a text; 4 are due for trees of 3"):
+        RULES[rule].verify(draft, TargetLaws(rows[:, :3]), noise)
 
 
 @pytest.mark.parametrize("rule", ["recursive", "hybrid-traversal", "kseq", "gbv"])

@@ -22,6 +22,7 @@ from outrider.decoding.rows import TargetRows
 from outrider.decoding.rules import residual
 from outrider.decoding.rules.leftover import room_beside
 from outrider.decoding.sampling import inverse_cdf
+from outrider.errors import TargetShapeMismatch
 
 
 class Trees:
@@ -43,6 +44,12 @@ class Trees:
             for part_BN in (tree.tokens_BN, draft.node_kinds(), draft.law_rows(), tests_BN)
         )
         num_rows = tree.num_nodes + 1
+        if target.shape[1] != num_rows:
+            # Rows are found by their number: others would be taken for them.
+            raise TargetShapeMismatch(
+                f"the target has {target.shape[1]} rows a text; {num_rows} are due for trees of "
+                f"{tree.num_nodes} nodes, padding included"
+            )
         self.roots = range(0, len(self.tokens), num_rows)
         self._roots_B1 = np.arange(len(self.roots))[:, None] * num_rows
         parents_BT = _by_row(tree.parents_BN) + self._roots_B1
