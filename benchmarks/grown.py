@@ -4,7 +4,7 @@
 
 Held-out prompts of each set, continued by the bundled target with trees of its EAGLE-3 head; what
 they keep is held against the draft model's chain of four. Every prompt has the same seed for every
-draft; at temperature 0 all rules are one. Nothing is timed, and a busy machine changes no figure.
+draft; temperature 0 has but one rule. Nothing is timed, and a busy machine changes no figure.
 `--smoke` half a minute.
 """
 
@@ -23,8 +23,8 @@ from outrider.bench.paired import Interval
 from outrider.bench.script import command_of, exit_code, names, parser_of, save
 from outrider.models.bundled import EVAL_SETS, eval_prompts
 
-CHAIN = "draft", "block", {"k": 4}
-"""What all others are compared with: the draft model's chain of four."""
+CHAIN = {"k": 4}
+"""What all others are compared with, of the draft model."""
 BUDGETS: tuple[dict[str, int], ...] = (
     {"k": 4, "width": 4, "nodes": 12},
     {"k": 6, "width": 4, "nodes": 16},
@@ -48,9 +48,10 @@ class Cell:
 
 def ways(options: argparse.Namespace) -> list[tuple[str, str, dict[str, int]]]:
     """Drafter, rule and budget: chains of four, then the trees."""
-    chains = [CHAIN, *((d, "block", {"k": 4}) for d in options.drafters if d != CHAIN[0])]
-    rules = GROWING if options.temperature else GROWING[-1:]
-    trees = [(d, rule, b) for d in options.drafters for b in BUDGETS for rule in rules]
+    of_chains, of_trees = ("block", GROWING) if options.temperature else ("greedy", ("greedy",))
+    drafters = dict.fromkeys(("draft", *options.drafters))
+    chains = [(drafter, of_chains, CHAIN) for drafter in drafters]
+    trees = [(d, rule, b) for d in options.drafters for b in BUDGETS for rule in of_trees]
     return [*chains, *trees]
 
 

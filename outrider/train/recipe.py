@@ -13,7 +13,6 @@ PRECISIONS = ("float32", "bfloat16", "auto")
 LOSSES = ("ce", "kl", "reverse-kl", "tv", "block")
 """Losses of what drafts: cross entropy of the text's own tokens, forward and reverse divergence
 from the target's law, total variation from it, and what block verification refuses of a chain."""
-PRECISIONS_SAID = "float32, bfloat16 or auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +130,8 @@ class TrainRecipe:
         for name in ("decay_fraction", "long_fraction", "layer_dropout"):
             value_f: float = getattr(self, name)
             _require(0.0 <= value_f <= 1.0, f"train.{name}", value_f, "between 0 and 1")
-        _require(self.precision in PRECISIONS, "train.precision", self.precision, PRECISIONS_SAID)
+        precisions = f"{', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}"
+        _require(self.precision in PRECISIONS, "train.precision", self.precision, precisions)
 
     @property
     def steps(self) -> int:

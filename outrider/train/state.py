@@ -56,14 +56,14 @@ def fingerprint(recipe: Recipe | HeadRecipe, inputs: Mapping[str, str]) -> dict[
     table = asdict(recipe)
     for key in ("tokens", "decay_fraction", "long_fraction", "growth", "threads"):
         del table["train"][key]
-    for section in ("eagle", "mtp", "exit"):
-        head = table.get(section) or {}
+    if isinstance(recipe, HeadRecipe):
         # How much is kept changes nothing but the time, whether anything may be does.
-        head["kept_gb"] = bool(head.get("kept_gb") and head.get("written_share"))
-        # Without them runs are what they were that did not know the keys.
-        for key in ("step_from", "kept_gb"):
-            if not head.get(key):
-                head.pop(key, None)
+        table[recipe.head.section]["kept_gb"] = recipe.head.keeps
+        for head in (table["eagle"], table["mtp"], table["exit"]):
+            # Without them runs are what they were that did not know the keys.
+            for key in ("step_from", "kept_gb"):
+                if head and not head.get(key):
+                    head.pop(key, None)
     return _given({**table, "inputs": dict(inputs)})
 
 

@@ -444,6 +444,10 @@ def test_what_the_target_makes_of_its_own_rows_is_kept(tmp_path: Path, monkeypat
     assert all(own.count(2) == 16 and set(own) == {1, 2} for own in reads.values())
     assert [own.count(1) for own in reads.values()][::2] == [6, 32]
     assert 6 < reads["two"].count(1) < 32
+    run = run_of(keeping(0.0))
+    together = counted(run.objective, monkeypatch)
+    run.objective.backward(run.head, 0)
+    assert together == [4], "rows of which nothing is kept are read as they always were"
 
     def stop(at: loop.Progress) -> None:
         if at.step == 9:
