@@ -47,6 +47,7 @@ from outrider.models.hf import (
     refuse_cache_bytes,
 )
 from outrider.models.libllama import GgufTokenizer, LibllamaTarget, is_gguf
+from outrider.models.libllama.products import Products, products, why_not
 from outrider.models.mtp_files import num_mtp_modules
 from outrider.models.quantised import quantised, quantised_anew
 from outrider.models.recurrent import RecurrentTarget
@@ -102,7 +103,8 @@ class Placement:
                 raise InvalidConfig(
                     f"device={self.device!r}: GGUF files run on the processor here; leave it out"
                 )
-            return LibllamaTarget(folder, share_prefixes=self.share_prefixes)
+            products = self._products(folder)
+            return LibllamaTarget(folder, share_prefixes=self.share_prefixes, products=products)
         loaded = HuggingFaceTarget.load(
             folder,
             device=self.device,
@@ -112,6 +114,26 @@ class Placement:
             share_prefixes=self.share_prefixes,
         )
         return self.compiled(loaded)
+
+    def _products(self, file: Path) -> Products | None:
+        """Outrider's own products for a GGUF file, where they are asked for or were made before.
+
+        Raises:
+            InvalidConfig, ModelError: `compile=True`, and there can be none.
+        """
+        if self.compile is False:
+            return None
+        try:
+            if self.compile is True and (reason := why_not()) is not None:
+                raise InvalidConfig(
+                    f"compile=True cannot be had of {str(file)!r}: {reason}; leave it out"
+                )
+            return products(build=self.compile is True)
+        except ModelError as error:
+            if self.compile is True:
+                raise
+            warn(str(error))
+            return None
 
     def _check_file(self, file: Path) -> None:
         """Refuses what a GGUF file cannot be asked for.
@@ -124,7 +146,6 @@ class Placement:
                 self.strict,
                 "the last bits of libllama's rows depend on where a text's cells lie",
             ),
-            "compile=True": (self.compile is True, "libllama is machine code already"),
             "pack=True": (self.pack is True, "libllama lays weights out by itself"),
             f"dtype={self.dtype}": (
                 self.dtype is not None,

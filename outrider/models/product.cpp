@@ -187,8 +187,16 @@ static constexpr PanelTile PANEL_TILES[TILE_ROWS] = {
     panel_tile<1, TO>, panel_tile<2, TO>, panel_tile<3, TO>, panel_tile<4, TO>,
     panel_tile<5, TO>, panel_tile<6, TO>, panel_tile<7, TO>, panel_tile<8, TO>};
 
+static inline void store(Bfloat16* to, __mmask16 some, __m512 numbers) {
+  _mm256_mask_storeu_epi16(to, some, (__m256i)_mm512_cvtneps_pbh(numbers));
+}
+static inline void store(float* to, __mmask16 some, __m512 numbers) {
+  _mm512_mask_storeu_ps(to, some, numbers);
+}
+
 // One panel's outputs of up to MANY_ROWS rows; y begins at its first output.
-static void one_panel(const Bfloat16* x, const Bfloat16* w, const Bfloat16* bias, Bfloat16* y,
+template <typename Out>
+static void one_panel(const Bfloat16* x, const Bfloat16* w, const Bfloat16* bias, Out* y,
                       long rows, long width, long count, long outputs) {
   alignas(64) float sums[MANY_ROWS * PANEL];
   std::memset(sums, 0, rows * PANEL * sizeof(float));
@@ -215,14 +223,15 @@ static void one_panel(const Bfloat16* x, const Bfloat16* w, const Bfloat16* bias
     }
     for (long r = 0; r < rows; r++) {
       __m512 sum = _mm512_add_ps(_mm512_load_ps(sums + r * PANEL + v * 16), added);
-      _mm256_mask_storeu_epi16(y + r * count + v * 16, some, (__m256i)_mm512_cvtneps_pbh(sum));
+      store(y + r * count + v * 16, some, sum);
     }
   }
 }
 
 // x [rows, width], w in panels, bias [count] or null, y [rows, count]; all without gaps. 0: done.
-extern "C" int outrider_panels(const Bfloat16* x, const Bfloat16* w, const Bfloat16* bias,
-                               Bfloat16* y, long rows, long width, long count, int threads) {
+template <typename Out>
+static int over_panels(const Bfloat16* x, const Bfloat16* w, const Bfloat16* bias, Out* y,
+                       long rows, long width, long count, int threads) {
   long panels = (count + PANEL - 1) / PANEL, stride = (width + 1) / 2 * 2 * PANEL;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
   for (int thread = 0; thread < threads; thread++)
@@ -260,6 +269,9 @@ static inline Bfloat16 rounded(float number) {
   unsigned even = (bits + (0x7fffu + (bits >> 16 & 1))) >> 16;
   return number == number ? even : 0x7fc0;
 }
+
+static inline void put(Bfloat16& to, float number) { to = rounded(number); }
+static inline void put(float& to, float number) { to = number; }
 
 static inline Vector in_all_lanes(float number) { return number - Vector{}; }
 
@@ -314,7 +326,8 @@ static const PanelTile PANEL_TILES[] = {
 
 // One panel's outputs of up to MANY_ROWS rows, which were spread tile by tile; y begins at its first
 // output.
-static void one_panel(const float* x, const Bfloat16* w, const Bfloat16* bias, Bfloat16* y,
+template <typename Out>
+static void one_panel(const float* x, const Bfloat16* w, const Bfloat16* bias, Out* y,
                       long rows, long pairs, long count, long outputs) {
   float sums[MANY_ROWS * PANEL];
   std::memset(sums, 0, rows * PANEL * sizeof(float));
@@ -328,14 +341,15 @@ static void one_panel(const float* x, const Bfloat16* w, const Bfloat16* bias, B
     }
   for (long r = 0; r < rows; r++)
     for (long o = 0; o < outputs; o++)
-      y[r * count + o] =
-          rounded(sums[r * PANEL + o] + (bias ? from_bits(unsigned(bias[o]) << 16) : 0.0f));
+      put(y[r * count + o],
+          sums[r * PANEL + o] + (bias ? from_bits(unsigned(bias[o]) << 16) : 0.0f));
 }
 
 // x [rows, width], w in panels, bias [count] or null, y [rows, count]; all without gaps. 0, or 1
 // where memory is out.
-extern "C" int outrider_panels(const Bfloat16* x, const Bfloat16* w, const Bfloat16* bias,
-                               Bfloat16* y, long rows, long width, long count, int threads) {
+template <typename Out>
+static int over_panels(const Bfloat16* x, const Bfloat16* w, const Bfloat16* bias, Out* y,
+                       long rows, long width, long count, int threads) {
   static thread_local std::vector<float> numbers;
   const long panels = (count + PANEL - 1) / PANEL, pairs = (width + 1) / 2;
   const size_t needed = (rows < MANY_ROWS ? rows : MANY_ROWS) * pairs * 2;
@@ -365,6 +379,19 @@ extern "C" int outrider_panels(const Bfloat16* x, const Bfloat16* w, const Bfloa
     }
   }
   return 0;
+}
+#endif
+
+#if defined(__AVX512BF16__) || defined(__FMA__)
+extern "C" int outrider_panels(const Bfloat16* x, const Bfloat16* w, const Bfloat16* bias,
+                               Bfloat16* y, long rows, long width, long count, int threads) {
+  return over_panels(x, w, bias, y, rows, width, count, threads);
+}
+
+// The same without a bias, and what comes out is not rounded.
+extern "C" int outrider_panels_float(const Bfloat16* x, const Bfloat16* w, float* y, long rows,
+                                     long width, long count, int threads) {
+  return over_panels<float>(x, w, nullptr, y, rows, width, count, threads);
 }
 #endif
 

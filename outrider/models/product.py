@@ -15,6 +15,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -244,15 +245,8 @@ def product(*, build: bool) -> Product | None:
     """
     if sys.platform != "linux":
         return None
-    with keeping():
-        folder = cache_folder() / _key()
-        if not (folder / LIBRARY).is_file():
-            if not build:
-                return None
-            _build(folder)
-        for path in (folder.parent, folder, folder / LIBRARY):
-            check_owner(path)
-    return _loaded(folder / LIBRARY)
+    path = compiled_library(LIBRARY, SOURCES, build=build)
+    return None if path is None else _loaded(path)
 
 
 @cache
@@ -260,20 +254,43 @@ def _loaded(library: Path) -> Product:
     return Product(library)
 
 
-def _key() -> str:
-    return key_of({"sources": [source.read_text() for source in SOURCES], "flags": FLAGS})
+def compiled_library(
+    name: str, sources: Sequence[Path], *, build: bool, flags: Sequence[str] = (), **facts: str
+) -> Path | None:
+    """A library of these sources, compiled now or before; None as for `product`.
+
+    `facts` are what it depends on beside them and torch; `flags` the compiler's, beside FLAGS.
+
+    Raises:
+        ModelError: as for `product`, but for a broken library.
+    """
+    with keeping():
+        folder = cache_folder() / _key(sources, **facts)
+        if not (folder / name).is_file():
+            if not build:
+                return None
+            _build(folder, name, sources, flags)
+        for path in (folder.parent, folder, folder / name):
+            check_owner(path)
+    return folder / name
 
 
-def _build(folder: Path) -> None:
+def _key(sources: Sequence[Path] = SOURCES, **facts: str) -> str:
+    texts = [source.read_text() for source in sources]
+    return key_of({"sources": texts, "flags": FLAGS, **facts})
+
+
+def _build(folder: Path, name: str, sources: Sequence[Path], flags: Sequence[str]) -> None:
     """Compiles into a folder."""
     compiler = shlex.split(os.environ.get("CXX") or "g++")
-    with making(folder, LIBRARY) as new:
-        command = [*compiler, *FLAGS, *map(str, SOURCES), "-o", str(new / LIBRARY)]
+    with making(folder, name) as new:
+        out = str(new / name)
+        command = [*compiler, *FLAGS, *flags, *(str(s) for s in sources if s.suffix == ".cpp")]
         try:
-            subprocess.run(command, check=True, capture_output=True, text=True)
+            subprocess.run([*command, "-o", out], check=True, capture_output=True, text=True)
         except (OSError, subprocess.CalledProcessError) as error:
             said = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
-            names = " and ".join(source.name for source in SOURCES)
+            names = " and ".join(source.name for source in sources)
             raise ModelError(
                 f"compile=True: {shlex.join(compiler)!r} cannot compile {names} "
                 f"({said.strip()[:300]}); it takes a C++ compiler; leave it out"

@@ -14,6 +14,7 @@ from typing import Any
 
 from outrider.errors import ModelError, UnsupportedModel
 from outrider.models.libllama.library import complaint, forget_complaints, interrupted, library
+from outrider.models.libllama.products import Products
 
 MAGIC = b"GGUF"
 
@@ -33,9 +34,13 @@ def is_gguf(path: str | Path) -> bool:
 class ModelFile:
     """A loaded GGUF file; its weights stay in the file and are read as they are needed (mmap).
 
+    Attributes:
+        laid_out_bytes: of weights that were laid out in memory for Outrider's own products.
+
     Args:
         path: the file, or the first part of a model in several.
         vocabulary: True loads the tokenizer alone.
+        products: which lay out the weights they are for; None leaves all of them to libllama.
 
     Raises:
         ModelError: nothing is there, or nothing that libllama can read.
@@ -43,10 +48,17 @@ class ModelFile:
         MissingExtra: llama-cpp-python is not installed.
     """
 
-    def __init__(self, path: str | Path, *, vocabulary: bool = False) -> None:
-        self.path = Path(path).expanduser()
-        self.bindings = library()
-        self.handle = _load(self.bindings, self.path, vocabulary)
+    def __init__(
+        self, path: str | Path, *, vocabulary: bool = False, products: Products | None = None
+    ) -> None:
+        self.path, self.products = Path(path).expanduser(), products
+        self.bindings, self.laid_out_bytes = library(), 0
+        if products is None:
+            self.handle = _load(self.bindings, self.path, vocabulary)
+        else:
+            self.handle, self.laid_out_bytes = products.load(
+                lambda: _load(self.bindings, self.path, vocabulary)
+            )
         free: Any = self.bindings.llama_model_free
         self.close = weakref.finalize(self, free, self.handle)
         self.vocab: Any = self.bindings.llama_model_get_vocab(self.handle)

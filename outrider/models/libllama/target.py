@@ -6,6 +6,7 @@ of keys and values in float16 included.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,11 +19,14 @@ from outrider.models.base import MAX_TREE_NODES, Rows, Target, check_tokens
 from outrider.models.libllama.file import ModelFile
 from outrider.models.libllama.memory import CELL_STEP, FIRST_CELLS, Memory
 from outrider.models.libllama.paths import NOWHERE, Copied, Staging, Text
+from outrider.models.libllama.products import Products
 from outrider.models.libllama.trial import check_rows_of
 from outrider.models.plan import check_rows
 
 if TYPE_CHECKING:
     from jaxtyping import Float
+
+log = logging.getLogger(__name__)
 
 SHARED_TOKENS = 64
 """A beginning of so many tokens is read once for all open texts that have it."""
@@ -40,6 +44,7 @@ class LibllamaTarget(Target):
         threads: threads of a pass; None = torch's.
         cache_bytes: what keys and values may take; None is no bound.
         share_prefixes: texts that begin alike share the cells of their beginning.
+        products: of a path, which lay out the weights they are for; None leaves all to libllama.
 
     Raises:
         ModelError, UnsupportedModel, MissingExtra: what ModelFile refuses; rows that are wrong.
@@ -53,8 +58,9 @@ class LibllamaTarget(Target):
         threads: int | None = None,
         cache_bytes: int | None = None,
         share_prefixes: bool = True,
+        products: Products | None = None,
     ) -> None:
-        self.file = file if isinstance(file, ModelFile) else ModelFile(file)
+        self.file = file if isinstance(file, ModelFile) else ModelFile(file, products=products)
         self.vocab_size = self.file.vocab_size
         self._context = self.max_length = self.file.context
         # Rows of a tree that a window has left are not kept for who holds them alone.
@@ -62,8 +68,13 @@ class LibllamaTarget(Target):
         self.prefix_block = SHARED_TOKENS if share_prefixes else None
         self._texts: dict[int, Text] = {}
         self._next = 0
+        threads = threads or torch.get_num_threads()
         cells = min(FIRST_CELLS, self._context)
-        self._memory = Memory(self.file, threads=threads or torch.get_num_threads(), cells=cells)
+        self._memory = Memory(self.file, threads=threads, cells=cells)
+        if self.file.products is not None and self.file.products.misused():
+            log.info("%s: this family wants its weights as they are", self.file.path)
+            self.file = ModelFile(self.file.path)
+            self._memory = Memory(self.file, threads=threads, cells=cells)
         check_rows_of(self, self.file)
         self.block_bytes = CELL_STEP * self._memory.bytes_of_a_token()
         self.limit_cache(cache_bytes)
@@ -279,6 +290,7 @@ class LibllamaTarget(Target):
             "attention": "libllama",
             "path": "sequence ids" if self.scores_trees else "sequence ids, chains alone",
             "exact_law": f"that of the file's own weights ({self.file.quantisation})",
+            "own_products": self.file.laid_out_bytes > 0,
             "strict": False,
             "vocab_size": self.vocab_size,
             "max_length": self.max_length,

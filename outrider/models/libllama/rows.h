@@ -1,0 +1,35 @@
+// Products of rows of float32 with weights that were laid out, as ggml's device asks for them.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+// Rows of float32 numbers in up to three dimensions; those of a row have no gaps.
+struct Strided {
+  const char* data;
+  int64_t ne[3];
+  size_t nb[3];
+
+  const float* row(long which) const {
+    long i = which % ne[0], j = which / ne[0] % ne[1], k = which / ne[0] / ne[1];
+    return (const float*)(data + i * nb[0] + j * nb[1] + k * nb[2]);
+  }
+};
+
+extern "C" {
+
+// By kind of weight: whether this processor has a product, bytes of a weight `[count, width]`, laying one out, bytes that a
+// product works in, and y[r, o] = sum over i of w[o, i] x[r, i]; false where memory is out.
+#define OUTRIDER_KIND(name)                                                                        \
+  bool outrider_has_##name();                                                                      \
+  size_t outrider_##name##_bytes(long width, long count);                                          \
+  void outrider_lay_out_##name(const void* weight, void* panels, long width, long count);          \
+  size_t outrider_##name##_work(long rows, long width);                                            \
+  bool outrider_##name##_of_rows(const Strided* x, const void* w, float* y, char* work, long rows, \
+                                 long width, long count, int threads);
+
+OUTRIDER_KIND(panels)  // bfloat16 (product.cpp)
+OUTRIDER_KIND(halves)  // float16
+OUTRIDER_KIND(blocks)  // Q8_0
+}
