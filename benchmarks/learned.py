@@ -83,9 +83,7 @@ def measured(options: argparse.Namespace, command: str) -> None:
     cells: list[Cell] = []
     for name in track(sets, "prompts", transient=True):
         for temperature in RULES:
-            ours, shipped = (
-                drafted(llm, sets[name], temperature, options.tokens) for llm in heads
-            )
+            ours, shipped = (drafted(llm, sets[name], temperature, options.tokens) for llm in heads)
             ratio = kept_ratio(ours, shipped)
             accepted = (kept(ours) - 1) / (kept(shipped) - 1)
             cells.append(Cell(name, temperature, kept(ours), kept(shipped), ratio, accepted))

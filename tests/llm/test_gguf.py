@@ -196,7 +196,7 @@ def test_more_trees_at_once_than_libllama_has_sequences_for() -> None:
 
 def test_what_a_file_cannot_honour_is_refused() -> None:
     target = bundled_file("target")
-    for option in ({"strict": True}, {"compile": True}, {"pack": True}, {"dtype": "float32"}):
+    for option in ({"strict": True}, {"pack": True}, {"dtype": "float32"}):
         with pytest.raises(InvalidConfig, match=rf"{next(iter(option))}=.*leave it out"):
             LLM.load(target, "none", **option)
     with pytest.raises(InvalidConfig, match="device='cuda'"):

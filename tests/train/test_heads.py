@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,9 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return state["model"]
 
 
-def test_a_killed_run_resumes_to_the_same_bits_and_is_served(tmp_path, monkeypatch) -> None:
+def test_a_run_killed_three_times_resumes_to_the_same_bits_and_is_served(
+    tmp_path, monkeypatch
+) -> None:
     monkeypatch.setattr(loop, "EVALUATE_STEPS", 8)
     monkeypatch.setattr(heads, "NEW_TOKENS", 6)
     before = torch.get_rng_state()
@@ -89,15 +92,17 @@ def test_a_killed_run_resumes_to_the_same_bits_and_is_served(tmp_path, monkeypat
     assert torch.equal(before, torch.get_rng_state()), "the global generator plays no part"
     monkeypatch.setattr(loop, "CHECKPOINT_S", 0.0)
 
-    def stop(at: loop.Progress) -> None:
-        if at.step == 7:
-            raise KeyboardInterrupt
+    for last in sorted(random.sample(range(2, 16), 3)):
 
-    with pytest.raises(KeyboardInterrupt):
-        run_head(run_of(), tmp_path / "killed", progress=stop)
-    state = load_state(tmp_path / "killed" / "training")
-    assert state is not None and state["step"] == 6
-    assert len(state["objective"]["written"]) == 6, "what the target wrote is kept"
+        def stop(at: loop.Progress, last: int = last) -> None:
+            if at.step == last:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            run_head(run_of(), tmp_path / "killed", progress=stop)
+        state = load_state(tmp_path / "killed" / "training")
+        assert state is not None and state["step"] == last - 1
+        assert len(state["objective"]["written"]) == 6, "what the target wrote is kept"
     assert run_head(run_of(), tmp_path / "killed").finished
     one, other = weights(tmp_path / "whole"), weights(tmp_path / "killed")
     assert one.keys() == other.keys() and "embed_tokens.weight" not in one

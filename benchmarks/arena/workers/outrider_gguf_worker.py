@@ -25,7 +25,7 @@ class OutriderGguf(Outrider):
             raise wire.RefusedError(str(error)) from error
 
     def _placement(self, task: dict[str, Any]) -> Placement:
-        return Placement(share_prefixes=False)
+        return Placement(share_prefixes=False, compile=True)
 
     def _drafter(self, arm: str) -> Drafter:
         return NoDrafter() if arm == "q8_0" else super()._drafter(arm.removeprefix("q8_0+"))

@@ -1,10 +1,11 @@
-// A device for ggml, which libllama computes with: products of a few rows with weights in bfloat16, float16 and Q8_0, laid
-// out in panels when a model is loaded.
+// A device for ggml, which libllama computes with: products of a few rows with weights in bfloat16,
+// float16 and Q8_0, laid out in panels when a model is loaded.
 //
-// ggml's own product of one row reads a weight at half the speed of memory, and that of five takes twice as long. These read
-// it once from one end to the other for all rows, as fast as memory is. Everything else of a graph stays the processor's.
-// ggml's public headers come with llama-cpp-python; what a device hands to ggml is declared here, as its API version 2
-// has it, which ggml asks for when it loads this.
+// ggml's own product of one row reads a weight at half the speed of memory or so, and that of five
+// takes twice as long. These read it once from one end to the other for all rows, as fast as memory
+// is. Everything else of a graph stays the processor's. ggml's public headers come with
+// llama-cpp-python; what a device hands to ggml is declared here, as its API version 2 has it, which
+// ggml asks for when it loads this.
 
 #include <ggml-backend.h>
 #include <ggml.h>
@@ -238,7 +239,7 @@ static void free_backend(ggml_backend_t backend) {
 }
 
 static ggml_backend_t init_backend(ggml_backend_dev_t device, const char*) {
-  static ggml_guid guid = {'o', 'u', 't', 'r', 'i', 'd', 'e', 'r', ' ', 'p', 'r', 'o', 'd', 'u', 'c', 't'};
+  static ggml_guid guid = {'o', 'u', 't', 'r', 'i', 'd', 'e', 'r', 0, 'r', 'o', 'w', 's'};
   auto* backend = new ggml_backend{};
   backend->guid = &guid;
   backend->get_name = [](ggml_backend_t) { return name_of(); };

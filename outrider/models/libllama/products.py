@@ -134,9 +134,7 @@ class _Kind:
         out = torch.full((rows, count), float("nan"))
         strided = _Strided(inputs.data_ptr(), (rows, 1, 1), (4 * inputs.stride(0), 0, 0))
         at = ctypes.addressof(strided)
-        self._run(
-            at, laid.data_ptr(), out.data_ptr(), work.data_ptr(), rows, width, count, threads
-        )
+        self._run(at, laid.data_ptr(), out.data_ptr(), work.data_ptr(), rows, width, count, threads)
         return out
 
 

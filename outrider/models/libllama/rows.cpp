@@ -1,7 +1,8 @@
 // Weights of a file in panels, and their products with a few rows of float32.
 //
-// Rows become what ggml makes of them: numbers in bfloat16 or float16, or blocks of 32 numbers of eight bits with a factor
-// in float16. So a product is ggml's but for the order of its sums, which does not depend on how many rows there are.
+// Rows become what ggml makes of them: numbers in bfloat16 or float16, or blocks of 32 numbers of
+// eight bits with a factor in float16. So a product is ggml's but for the order of its sums, which
+// does not depend on how many rows there are.
 
 #include "rows.h"
 
@@ -14,8 +15,9 @@
 #include <cstring>
 
 typedef unsigned short Bfloat16;
-constexpr long ALONE = 1 << 15;  // Numbers of a weight up to which one thread is as fast as several.
-constexpr long FEW = 16;         // Rows up to which one thread makes them ready as fast as several.
+// Numbers of a weight up to which one thread is as fast as several, and rows up to which one thread
+// makes them ready as fast.
+constexpr long ALONE = 1 << 15, FEW = 16;
 
 // bfloat16.
 
@@ -75,9 +77,11 @@ bool outrider_panels_of_rows(const Strided*, const void*, float*, char*, long, l
 }
 #endif
 
-// Products over panels, of any kind of number. A unit of a panel is what all its outputs have of some inputs.
+// Products over panels, of any kind of number. A unit of a panel is what all its outputs have of
+// some inputs; DEPTH of them stay in a core's second cache while one tile of rows after another is
+// computed, of up to MANY_ROWS.
 
-constexpr long MANY_ROWS = 96;  // Rows whose sums are kept while one tile of them after another is computed.
+constexpr long MANY_ROWS = 96;
 
 // One panel's outputs of rows `from..from+rows-1`; y begins at its first output of the first of them.
 template <class Kind>
@@ -218,13 +222,14 @@ bool outrider_halves_of_rows(const Strided*, const void*, float*, char*, long, l
 }
 #endif
 
-// Q8_0: a block is a factor and 32 numbers of eight bits. Of each block in turn all outputs' factors, and then, four inputs
-// at a time, all outputs' numbers plus 128: an instruction multiplies numbers without a sign with such that have one.
+// Q8_0: a block is a factor and 32 numbers of eight bits. Of each block in turn all outputs' factors,
+// and then, four inputs at a time, all outputs' numbers plus 128: an instruction multiplies numbers
+// without a sign with such that have one.
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__F16C__)
 struct Blocks {
   static constexpr int BLOCK = 32, LANES = 16, VECTORS = 2, PANEL = LANES * VECTORS, TILE_ROWS = 6;
-  // Bytes of a block of a panel, as many as ggml has for them; and blocks that stay in a core's second cache.
+  // As many bytes of a block of a panel as ggml has for them.
   static constexpr long UNIT = PANEL * (2 + BLOCK), DEPTH = 64;
 
   // Of each block the numbers, its factor, and what the weights' 128 add, to be taken off.

@@ -19,8 +19,9 @@ struct Strided {
 
 extern "C" {
 
-// By kind of weight: whether this processor has a product, bytes of a weight `[count, width]`, laying one out, bytes that a
-// product works in, and y[r, o] = sum over i of w[o, i] x[r, i]; false where memory is out.
+// By kind of weight: whether this processor has a product, bytes of a weight `[count, width]`, laying
+// one out, bytes that a product works in, and y[r, o] = sum over i of w[o, i] x[r, i]; false where
+// memory is out.
 #define OUTRIDER_KIND(name)                                                                        \
   bool outrider_has_##name();                                                                      \
   size_t outrider_##name##_bytes(long width, long count);                                          \
