@@ -2,9 +2,9 @@
 
     python benchmarks/learned.py eagle:runs/quick --text src/ --json docs/learned.json
 
-Prompts are held-out ones of each evaluation set, and, with `--text`, stretches of what the head's own
-training on that text held out. Every prompt has the same seed for both; nothing is timed, and a busy
-machine changes no figure. `--smoke` takes half a minute.
+Prompts are held-out ones of each evaluation set, and, with `--text`, stretches of what the head's
+own training on that text held out. Every prompt has the same seed for both; nothing is timed, and a
+busy machine changes no figure. `--smoke` takes half a minute.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Cell:
 
 
 def stretches(paths: Sequence[Path], count: int) -> list[list[int]]:
-    """Beginnings of as many stretches, evenly spread over what training on these texts holds out."""
+    """Beginnings of as many stretches, evenly spread over what training on these holds out."""
     texts = read_texts(paths, TextTokenizer(bundled_path("target")))
     held_out = [token for document in texts.held_out for token in document]
     room = max(1, len(held_out) - PROMPT_TOKENS)

@@ -29,6 +29,7 @@ from outrider.engine.choice import WITHOUT_MODEL, parts_of
 from outrider.errors import (
     InvalidConfig,
     ModelError,
+    OutOfMemory,
     UnsupportedModel,
     VocabularyMismatch,
     warn,
@@ -47,7 +48,7 @@ from outrider.models.hf import (
     refuse_cache_bytes,
 )
 from outrider.models.libllama import GgufTokenizer, LibllamaTarget, is_gguf
-from outrider.models.libllama.products import Products, products, why_not
+from outrider.models.libllama.products import Products, fits, products, why_not
 from outrider.models.mtp_files import num_mtp_modules
 from outrider.models.quantised import quantised, quantised_anew
 from outrider.models.recurrent import RecurrentTarget
@@ -103,8 +104,7 @@ class Placement:
                 raise InvalidConfig(
                     f"device={self.device!r}: GGUF files run on the processor here; leave it out"
                 )
-            products = self._products(folder)
-            return LibllamaTarget(folder, share_prefixes=self.share_prefixes, products=products)
+            return self._file(folder, guesses)
         loaded = HuggingFaceTarget.load(
             folder,
             device=self.device,
@@ -115,25 +115,41 @@ class Placement:
         )
         return self.compiled(loaded)
 
-    def _products(self, file: Path) -> Products | None:
-        """Outrider's own products for a GGUF file, where they are asked for or were made before.
+    def _file(self, file: Path, guesses: bool) -> LibllamaTarget:
+        """A GGUF file, with Outrider's own products where they are asked for or were made before.
 
         Raises:
-            InvalidConfig, ModelError: `compile=True`, and there can be none.
+            InvalidConfig: `compile=True`, and there can be none; who only guesses does without.
+            ModelError: they cannot be compiled.
+            OutOfMemory: `compile=True`, and there is no room for weights that are laid out.
         """
-        if self.compile is False:
-            return None
-        try:
-            if self.compile is True and (reason := why_not()) is not None:
+        build = self.compile is True
+        own: Products | None = None
+        if self.compile is not False:
+            if build and not guesses and (reason := why_not()) is not None:
                 raise InvalidConfig(
                     f"compile=True cannot be had of {str(file)!r}: {reason}; leave it out"
                 )
-            return products(build=self.compile is True)
-        except ModelError as error:
-            if self.compile is True:
-                raise
-            warn(str(error))
-            return None
+            try:
+                own = products(build=build)
+            except ModelError as error:
+                if build:
+                    raise
+                warn(str(error))
+        if own is not None and not fits(file):
+            if build:
+                raise OutOfMemory(
+                    f"compile=True: there is no room in memory for the weights of {str(file)!r} "
+                    "beside what is held; leave it out, and they stay in the file"
+                )
+            own = None
+        target = LibllamaTarget(file, share_prefixes=self.share_prefixes, products=own)
+        if build and not guesses and not target.file.laid_out_bytes:
+            warn(
+                f"compile=True: {str(file)!r} ({target.file.quantisation}) has no weights that "
+                "Outrider has products for on this processor; libllama's own are used"
+            )
+        return target
 
     def _check_file(self, file: Path) -> None:
         """Refuses what a GGUF file cannot be asked for.

@@ -290,7 +290,7 @@ def _build(folder: Path, name: str, sources: Sequence[Path], flags: Sequence[str
             subprocess.run([*command, "-o", out], check=True, capture_output=True, text=True)
         except (OSError, subprocess.CalledProcessError) as error:
             said = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
-            names = " and ".join(source.name for source in sources)
+            names = " and ".join(source.name for source in sources if source.suffix == ".cpp")
             raise ModelError(
                 f"compile=True: {shlex.join(compiler)!r} cannot compile {names} "
                 f"({said.strip()[:300]}); it takes a C++ compiler; leave it out"

@@ -10,14 +10,14 @@
 #include <ggml-backend.h>
 #include <ggml.h>
 
-#include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <new>
-#include <utility>
 #include <vector>
 
 #include "rows.h"
 
+#define VISIBLE extern "C" __attribute__((visibility("default")))
 constexpr int API_VERSION = 2;
 
 struct ggml_backend_buffer_type {
@@ -31,7 +31,7 @@ struct ggml_backend_buffer_type {
   void* context;
 };
 
-struct BufferCalls {
+struct OutriderBufferCalls {
   void (*free_buffer)(ggml_backend_buffer_t);
   void* (*get_base)(ggml_backend_buffer_t);
   ggml_status (*init_tensor)(ggml_backend_buffer_t, ggml_tensor*);
@@ -46,7 +46,7 @@ struct BufferCalls {
 };
 
 struct ggml_backend_buffer {
-  BufferCalls calls;
+  OutriderBufferCalls calls;
   ggml_backend_buffer_type_t buft;
   void* context;
   size_t size;
@@ -54,7 +54,8 @@ struct ggml_backend_buffer {
 };
 
 // Exported by ggml, and in no public header.
-extern "C" ggml_backend_buffer_t ggml_backend_buffer_init(ggml_backend_buffer_type_t, BufferCalls,
+extern "C" ggml_backend_buffer_t ggml_backend_buffer_init(ggml_backend_buffer_type_t,
+                                                          OutriderBufferCalls,
                                                           void* context, size_t size);
 
 struct ggml_backend {
@@ -98,128 +99,117 @@ struct ggml_backend_reg {
   void* context;
 };
 
+// The records' sizes as ggml's own header has them on 64 bits: places of functions that are called.
+static_assert(offsetof(ggml_backend_buffer_type, device) == 48, "buffer type");
+static_assert(sizeof(OutriderBufferCalls) == 88, "buffer");
+static_assert(offsetof(ggml_backend, graph_compute) == 104 && offsetof(ggml_backend, device) == 136,
+              "backend");
+static_assert(offsetof(ggml_backend_device, supports_op) == 72 &&
+                  offsetof(ggml_backend_device, reg) == 120,
+              "device");
+
+namespace {
+
 extern ggml_backend_buffer_type TYPE;
 extern ggml_backend_device DEVICE;
 extern ggml_backend_reg REGISTRY;
 
-// Whether this thread is loading a model whose weights are to be laid out.
-static thread_local bool loading = false;
-static thread_local size_t bytes_laid_out = 0;
-extern "C" void outrider_load() { loading = true, bytes_laid_out = 0; }
-// Done with it; how many bytes of weights were laid out.
-extern "C" size_t outrider_loaded() { return loading = false, bytes_laid_out; }
+// Whether this thread is loading a model whose weights are to be laid out, and how many bytes were.
+thread_local bool loading = false;
+thread_local size_t bytes_laid_out = 0;
 
-static const char* name_of(...) { return "Outrider"; }
-
-// Weights, each laid out as a whole; and what products write, as ggml has it.
+const char* name_of(...) { return "Outrider"; }
 
 struct Kind {
   ggml_type type;
   bool (*has)();
   size_t (*bytes)(long width, long count);
   void (*lay_out)(const void*, void*, long width, long count);
+  void (*put_back)(const void*, void*, long width, long count);
   size_t (*work)(long rows, long width);
   bool (*of_rows)(const Strided*, const void*, float*, char*, long, long, long, int);
 };
 
-#define KIND(type, name)                                                                 \
-  {type, outrider_has_##name, outrider_##name##_bytes, outrider_lay_out_##name,          \
-   outrider_##name##_work, outrider_##name##_of_rows}
+#define KIND(type, name)                                                                  \
+  {type, outrider_has_##name, outrider_##name##_bytes, outrider_lay_out_##name,           \
+   outrider_put_back_##name, outrider_##name##_work, outrider_##name##_of_rows}
 
-static const Kind KINDS[] = {
+const Kind KINDS[] = {
     KIND(GGML_TYPE_BF16, panels), KIND(GGML_TYPE_F16, halves), KIND(GGML_TYPE_Q8_0, blocks)};
 
 // The kind of a tensor's numbers; null where they are left as they are.
-static const Kind* kind_of(const ggml_tensor* tensor) {
+const Kind* kind_of(const ggml_tensor* tensor) {
   for (const Kind& kind : KINDS)
     if (kind.type == tensor->type && kind.has()) return &kind;
   return nullptr;
 }
 
-static size_t alignment(ggml_backend_buffer_type_t) { return 64; }
+// A buffer of weights, all of them of a kind and laid out as wholes. Nobody else reads there: ggml
+// copies what another operation wants, as it does from a GPU, and has it as it was in the file.
 
-static size_t alloc_size(ggml_backend_buffer_type_t, const ggml_tensor* tensor) {
+size_t alloc_size(ggml_backend_buffer_type_t, const ggml_tensor* tensor) {
   const Kind* kind = kind_of(tensor);
   return kind ? kind->bytes(tensor->ne[0], ggml_nrows(tensor)) : ggml_nbytes(tensor);
 }
 
-static void free_buffer(ggml_backend_buffer_t buffer) {
-  ::operator delete(buffer->context, std::align_val_t(64));
-}
-
-static void* base(ggml_backend_buffer_t buffer) { return buffer->context; }
-
-static void set_tensor(ggml_backend_buffer_t, ggml_tensor* tensor, const void* data, size_t offset,
-                       size_t size) {
+void set_tensor(ggml_backend_buffer_t, ggml_tensor* tensor, const void* data, size_t offset,
+                size_t size) {
   const Kind* kind = kind_of(tensor);
-  if (kind == nullptr) {
-    std::memcpy((char*)tensor->data + offset, data, size);
-    return;
-  }
-  GGML_ASSERT(offset == 0 && size == ggml_nbytes(tensor));
+  GGML_ASSERT(kind && !tensor->view_src && offset == 0 && size == ggml_nbytes(tensor));
   bytes_laid_out += size;
   kind->lay_out(data, tensor->data, tensor->ne[0], ggml_nrows(tensor));
 }
 
-static void get_tensor(ggml_backend_buffer_t, const ggml_tensor* tensor, void* data, size_t offset,
-                       size_t size) {
-  GGML_ASSERT(!kind_of(tensor) && "weights that were laid out are not handed back");
-  std::memcpy(data, (const char*)tensor->data + offset, size);
+void get_tensor(ggml_backend_buffer_t, const ggml_tensor* tensor, void* data, size_t offset,
+                size_t size) {
+  if (tensor->view_src) offset += tensor->view_offs, tensor = tensor->view_src;
+  std::vector<char> whole(ggml_nbytes(tensor));
+  GGML_ASSERT(kind_of(tensor) && offset + size <= whole.size());
+  kind_of(tensor)->put_back(tensor->data, whole.data(), tensor->ne[0], ggml_nrows(tensor));
+  std::memcpy(data, whole.data() + offset, size);
 }
 
-static void memset_tensor(ggml_backend_buffer_t, ggml_tensor* tensor, uint8_t value, size_t offset,
-                          size_t size) {
-  std::memset((char*)tensor->data + offset, value, size);
-}
-
-static void clear(ggml_backend_buffer_t buffer, uint8_t value) {
-  std::memset(buffer->context, value, buffer->size);
-}
-
-static ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size) {
+ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size) {
   void* memory = ::operator new(size, std::align_val_t(64), std::nothrow);
   if (memory == nullptr) return nullptr;
-  BufferCalls calls = {};
-  calls.free_buffer = free_buffer;
-  calls.get_base = base;
-  calls.memset_tensor = memset_tensor;
+  OutriderBufferCalls calls = {};
+  calls.free_buffer = [](ggml_backend_buffer_t buffer) {
+    ::operator delete(buffer->context, std::align_val_t(64));
+  };
+  calls.get_base = [](ggml_backend_buffer_t buffer) { return buffer->context; };
   calls.set_tensor = set_tensor;
   calls.get_tensor = get_tensor;
-  calls.clear = clear;
+  calls.clear = [](ggml_backend_buffer_t buffer, uint8_t value) {
+    std::memset(buffer->context, value, buffer->size);
+  };
   return ggml_backend_buffer_init(type, calls, memory, size);
 }
-
-// What lies there the processor may read, as products' outputs are; weights are read by no other
-// operation, and while they are loaded go through `set_tensor`.
-static bool is_host(ggml_backend_buffer_type_t) { return !loading; }
-
-// The computing.
 
 struct Worker {
   int threads = 1;
   std::vector<char> rows;
 };
 
-static void set_threads(ggml_backend_t backend, int threads) {
+void set_threads(ggml_backend_t backend, int threads) {
   ((Worker*)backend->context)->threads = threads;
 }
 
-static bool multiply(Worker* worker, ggml_tensor* out) {
+bool multiply(Worker* worker, ggml_tensor* out) {
   const ggml_tensor *weight = out->src[0], *inputs = out->src[1];
   Strided x = {(const char*)inputs->data,
                {inputs->ne[1], inputs->ne[2], inputs->ne[3]},
                {inputs->nb[1], inputs->nb[2], inputs->nb[3]}};
   long rows = ggml_nrows(inputs), width = weight->ne[0], count = weight->ne[1];
   const Kind* kind = kind_of(weight);
-  size_t needed = kind->work(rows, width);
-  if (worker->rows.size() < needed + 64) worker->rows.resize(needed + 64);
+  size_t needed = kind->work(rows, width) + 64;
+  if (worker->rows.size() < needed) worker->rows.resize(needed);
   char* work = worker->rows.data();
   work += -(uintptr_t)work & 63;
   return kind->of_rows(&x, weight->data, (float*)out->data, work, rows, width, count,
                        worker->threads);
 }
 
-static ggml_status compute(ggml_backend_t backend, ggml_cgraph* graph) {
+ggml_status compute(ggml_backend_t backend, ggml_cgraph* graph) {
   try {
     for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
       ggml_tensor* node = ggml_graph_node(graph, i);
@@ -233,63 +223,58 @@ static ggml_status compute(ggml_backend_t backend, ggml_cgraph* graph) {
   return GGML_STATUS_SUCCESS;
 }
 
-static void free_backend(ggml_backend_t backend) {
-  delete (Worker*)backend->context;
-  delete backend;
-}
-
-static ggml_backend_t init_backend(ggml_backend_dev_t device, const char*) {
+ggml_backend_t init_backend(ggml_backend_dev_t device, const char*) {
   static ggml_guid guid = {'o', 'u', 't', 'r', 'i', 'd', 'e', 'r', 0, 'r', 'o', 'w', 's'};
   auto* backend = new ggml_backend{};
   backend->guid = &guid;
   backend->get_name = [](ggml_backend_t) { return name_of(); };
-  backend->free = free_backend;
+  backend->free = [](ggml_backend_t whole) {
+    delete (Worker*)whole->context;
+    delete whole;
+  };
   backend->graph_compute = compute;
   backend->device = device;
   backend->context = new Worker;
   return backend;
 }
 
-static const ggml_tensor* laid_out_here(const ggml_tensor* tensor) {
+const ggml_tensor* laid_out_here(const ggml_tensor* tensor) {
   if (tensor && tensor->view_src) tensor = tensor->view_src;
   bool here = tensor && tensor->buffer && ggml_backend_buffer_get_type(tensor->buffer) == &TYPE;
-  return here && kind_of(tensor) ? tensor : nullptr;
+  return here ? tensor : nullptr;
 }
 
-// Whether anything but a product wanted a weight that was laid out, which a family may do behind the
-// loader's back: nobody can compute that.
-static thread_local bool misused = false;
-extern "C" bool outrider_misused() { return std::exchange(misused, false); }
-
-static bool is_product(const ggml_tensor* op) {
+bool supports_op(ggml_backend_dev_t, const ggml_tensor* op) {
+  if (op->op != GGML_OP_MUL_MAT) {
+    // The weights themselves, and views of them, are nobody else's.
+    bool view = op->op == GGML_OP_NONE || op->op == GGML_OP_VIEW || op->op == GGML_OP_RESHAPE ||
+                op->op == GGML_OP_PERMUTE || op->op == GGML_OP_TRANSPOSE;
+    return view && laid_out_here(op);
+  }
   const ggml_tensor *weight = op->src[0], *inputs = op->src[1];
-  return op->op == GGML_OP_MUL_MAT && !weight->view_src && ggml_nrows(weight) == weight->ne[1] &&
+  // A loader asks with an empty buffer which weights are to lie here.
+  return laid_out_here(weight) == weight && (weight->buffer->size > 0 || loading) &&
+         kind_of(weight) && ggml_nrows(weight) == weight->ne[1] &&
          inputs->type == GGML_TYPE_F32 && inputs->nb[0] == sizeof(float);
 }
 
-static bool supports_op(ggml_backend_dev_t, const ggml_tensor* op) {
-  for (int i = 0; i < GGML_MAX_SRC; i++)
-    if (const ggml_tensor* weight = laid_out_here(op->src[i])) {
-      bool product = i == 0 && is_product(op);
-      // A loader asks with an empty buffer which weights are to lie here.
-      if (weight->buffer->size == 0) return product && loading;
-      misused |= !product;
-      return product;
-    }
-  return false;
+bool supports_type(ggml_backend_dev_t, ggml_backend_buffer_type_t type) {
+  return type == &TYPE || ggml_backend_buft_is_host(type);
 }
 
-static bool supports_type(ggml_backend_dev_t, ggml_backend_buffer_type_t type) {
-  return ggml_backend_buft_is_host(type);
-}
-
-static void* proc_address(ggml_backend_reg_t, const char* name) {
+void* proc_address(ggml_backend_reg_t, const char* name) {
   return std::strcmp(name, "ggml_backend_set_n_threads") ? nullptr : (void*)set_threads;
 }
 
 ggml_backend_buffer_type TYPE = {
     [](ggml_backend_buffer_type_t) { return name_of(); },
-    alloc_buffer, alignment, nullptr, alloc_size, is_host, &DEVICE, nullptr};
+    alloc_buffer,
+    [](ggml_backend_buffer_type_t) -> size_t { return 64; },
+    nullptr,
+    alloc_size,
+    nullptr,
+    &DEVICE,
+    nullptr};
 
 ggml_backend_device DEVICE = {
     [](ggml_backend_dev_t) { return name_of(); },
@@ -302,14 +287,46 @@ ggml_backend_device DEVICE = {
       props->type = GGML_BACKEND_DEVICE_TYPE_ACCEL;
     },
     init_backend,
-    [](ggml_backend_dev_t) { return &TYPE; },
-    nullptr, nullptr, supports_op, supports_type, nullptr, {}, &REGISTRY, nullptr};
+    // What products write is the processor's.
+    [](ggml_backend_dev_t) { return loading ? &TYPE : ggml_backend_cpu_buffer_type(); },
+    nullptr,
+    nullptr,
+    supports_op,
+    supports_type,
+    nullptr,
+    {},
+    &REGISTRY,
+    nullptr};
 
 ggml_backend_reg REGISTRY = {
     API_VERSION,
     [](ggml_backend_reg_t) { return name_of(); },
     [](ggml_backend_reg_t) -> size_t { return 1; },
     [](ggml_backend_reg_t, size_t) { return &DEVICE; },
-    proc_address, nullptr};
+    proc_address,
+    nullptr};
 
-extern "C" ggml_backend_reg_t ggml_backend_init() { return &REGISTRY; }
+bool same(const char* one, const char* other) { return std::strcmp(one, other) == 0; }
+
+}  // namespace
+
+// What ggml asks for when it loads this; null where it is not the ggml that the headers are of.
+VISIBLE ggml_backend_reg_t ggml_backend_init() {
+  bool known = ggml_tensor_overhead() == 32 + GGML_TENSOR_SIZE &&  // With a record of its own.
+               same(ggml_type_name(GGML_TYPE_Q8_0), "q8_0") &&
+               same(ggml_type_name(GGML_TYPE_F16), "f16") &&
+               same(ggml_type_name(GGML_TYPE_BF16), "bf16") &&
+               same(ggml_op_name(GGML_OP_MUL_MAT), "MUL_MAT") &&
+               same(ggml_op_name(GGML_OP_VIEW), "VIEW");
+  return known ? &REGISTRY : nullptr;
+}
+
+// This thread begins to load a model whose weights are to be laid out.
+VISIBLE void outrider_load() { loading = true, bytes_laid_out = 0; }
+
+// It is done; how many bytes of weights were laid out.
+VISIBLE size_t outrider_loaded() { return loading = false, bytes_laid_out; }
+
+// What models' weights are laid out in, for tests.
+VISIBLE ggml_backend_buffer_type_t outrider_buffer_type() { return &TYPE; }
+VISIBLE ggml_backend_dev_t outrider_device() { return &DEVICE; }

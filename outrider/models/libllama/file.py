@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from outrider.errors import ModelError, UnsupportedModel
-from outrider.models.libllama.library import complaint, forget_complaints, interrupted, library
+from outrider.models.libllama.library import (
+    CHANGING,
+    complaint,
+    forget_complaints,
+    interrupted,
+    library,
+)
 from outrider.models.libllama.products import Products
 
 MAGIC = b"GGUF"
@@ -34,6 +40,9 @@ def is_gguf(path: str | Path) -> bool:
 class ModelFile:
     """A loaded GGUF file; its weights stay in the file and are read as they are needed (mmap).
 
+    Those that are laid out for products are copied into memory; the file's pages stay mapped, and
+    the system drops them where memory is short.
+
     Attributes:
         laid_out_bytes: of weights that were laid out in memory for Outrider's own products.
 
@@ -52,13 +61,8 @@ class ModelFile:
         self, path: str | Path, *, vocabulary: bool = False, products: Products | None = None
     ) -> None:
         self.path, self.products = Path(path).expanduser(), products
-        self.bindings, self.laid_out_bytes = library(), 0
-        if products is None:
-            self.handle = _load(self.bindings, self.path, vocabulary)
-        else:
-            self.handle, self.laid_out_bytes = products.load(
-                lambda: _load(self.bindings, self.path, vocabulary)
-            )
+        self.bindings = library()
+        self.handle, self.laid_out_bytes = self._loaded(vocabulary)
         free: Any = self.bindings.llama_model_free
         self.close = weakref.finalize(self, free, self.handle)
         self.vocab: Any = self.bindings.llama_model_get_vocab(self.handle)
@@ -66,6 +70,15 @@ class ModelFile:
         self.family = self.fact("general.architecture") or "unnamed"
         if not vocabulary:
             self._refuse()
+
+    def _loaded(self, vocabulary: bool) -> tuple[Any, int]:
+        """The model, and how many bytes of its weights were laid out."""
+
+        def load() -> Any:
+            return _load(self.bindings, self.path, vocabulary)
+
+        with CHANGING:
+            return (load(), 0) if self.products is None else self.products.load(load)
 
     def fact(self, key: str) -> str | None:
         """A value of the file's metadata, as text; None where it states none."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import logging
+import threading
 from collections import deque
 from functools import cache
 from typing import Any
@@ -16,6 +17,9 @@ from typing import Any
 from outrider.errors import MissingExtra, ModelError
 
 log = logging.getLogger(__name__)
+
+CHANGING = threading.RLock()
+"""Held by who loads a file, makes a context or adds a device: ggml's list of those has no lock."""
 
 _WARNING, _ERROR = 3, 4
 _LEVELS = {_WARNING: logging.DEBUG, _ERROR: logging.INFO}

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from outrider.errors import ModelError, OutOfMemory
 from outrider.models.libllama.file import ModelFile
-from outrider.models.libllama.library import complaint, forget_complaints, interrupted
+from outrider.models.libllama.library import CHANGING, complaint, forget_complaints, interrupted
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -74,7 +74,8 @@ class Memory:
         params.n_threads = params.n_threads_batch = self._threads
         params.no_perf = True
         forget_complaints()
-        context = bindings.llama_init_from_model(self.file.handle, params)
+        with CHANGING:
+            context = bindings.llama_init_from_model(self.file.handle, params)
         # The file outlives its contexts.
         close = weakref.finalize(self, _freed, bindings, context, self.file) if context else None
         if (interrupt := interrupted()) is not None:

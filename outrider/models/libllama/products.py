@@ -1,9 +1,9 @@
 """Outrider's own products under libllama: a device of ggml's, compiled where it runs.
 
-ggml reads a weight at half the speed of memory for one row, and twice as slowly again for five. With
-this device bfloat16, float16 and Q8_0 weights are laid out in panels when a file is loaded, and read once for
-all rows of a pass (`device.cpp`, `rows.cpp`, `../product.cpp`); the rest of a pass stays ggml's.
-Like everything that is compiled it is kept in the user's own folder.
+ggml reads a weight at half the speed of memory for one row, and twice as slowly again for five.
+With this device bfloat16, float16 and Q8_0 weights are laid out in panels when a file is loaded,
+and read once for all rows of a pass (`device.cpp`, `rows.cpp`, `../product.cpp`); the rest of one
+stays ggml's. Like everything that is compiled it is kept in the user's own folder.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ModelError
-from outrider.models.libllama.library import library
+from outrider.models.libllama.library import CHANGING, library
 from outrider.models.packages import first_line
 from outrider.models.product import compiled_library, has_tiles
 
@@ -34,6 +34,7 @@ SOURCES = (
 LIBRARY = "device.so"
 GGML = ("0.25.3",)
 """Releases of ggml whose inner records of a device are those that `device.cpp` declares."""
+HEADERS = ("ggml.h", "ggml-backend.h")
 ERROR = 1e-5
 """Of the largest number, that a product may be off what it should be in exact arithmetic."""
 
@@ -59,20 +60,21 @@ class Products:
                 for kind, name in (("BF16", "panels"), ("F16", "halves"), ("Q8_0", "blocks"))
                 if getattr(self._own, f"outrider_has_{name}")()
             }
-            self._own.outrider_misused.restype = ctypes.c_bool
+            self._own.outrider_load.restype = None
         except (OSError, AttributeError) as error:
             raise self._broken(first_line(error)) from error
         for kind, error in self.errors().items():
             if not error < ERROR:
                 raise self._broken(f"{kind} is off by {error:.1e} of the largest number")
-        load = _ggml().ggml_backend_load
+        load = ggml().ggml_backend_load
         load.restype, load.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
-        if not load(os.fsencode(path)):
-            raise self._broken("ggml takes no such device")
+        with CHANGING:
+            # Processors without instructions for any kind do without the device.
+            if self.kinds and not load(os.fsencode(path)):
+                raise self._broken("ggml takes no such device")
 
     def load(self, load: Callable[[], Any]) -> tuple[Any, int]:
         """What `load` makes, and how many bytes of weights it laid out for the device."""
-        self.misused()
         self._own.outrider_load()
         try:
             made = load()
@@ -80,20 +82,13 @@ class Products:
             laid_out = int(self._own.outrider_loaded())
         return made, laid_out
 
-    def misused(self) -> bool:
-        """Whether, since this was asked last, a pass wanted a laid-out weight for anything else.
-
-        Of passes of this thread, those included that are merely planned, as for a new context.
-        """
-        return bool(self._own.outrider_misused())
-
     def errors(self) -> dict[str, float]:
         """By kind of weight, the largest error as a share of the largest number."""
         draw = torch.Generator().manual_seed(0)
         found: dict[str, float] = {}
         for kind, product in self.kinds.items():
             found[kind] = 0.0
-            for width, count in ((64, 61), (2528, 130)):
+            for width, count in ((64, 61), (2528, 130), (2080, 33)):
                 stored, weight = STORED[kind](torch.randn(count, width, generator=draw))
                 inputs = torch.randn(100, width, generator=draw)
                 wanted = STORED[kind](inputs)[1].double() @ weight.double().T
@@ -105,8 +100,8 @@ class Products:
 
     def _broken(self, why: str) -> ModelError:
         return ModelError(
-            f"the compiled device in {str(self._path)!r} cannot be used ({why}); remove that folder "
-            "and compile again"
+            f"the compiled device in {str(self._path)!r} cannot be used ({why}); remove that "
+            "folder and compile again"
         )
 
 
@@ -191,14 +186,25 @@ def products(*, build: bool) -> Products | None:
     """
     if why_not() is not None:
         return None
-    path = compiled_library(LIBRARY, SOURCES, build=build, flags=flags(), ggml=_ggml_version())
+    headers = "".join((_include() / name).read_text() for name in HEADERS)
+    facts = {"ggml": _ggml_version(), "headers": headers}
+    path = compiled_library(LIBRARY, SOURCES, build=build, flags=flags(), **facts)
     return None if path is None else _loaded(path)
 
 
 def flags() -> list[str]:
     """What the compiler is told of ggml: its headers, and the library that is loaded already."""
-    base = Path(library().__file__).parent / "lib" / "libggml-base.so"
-    return [f"-I{_include()}", "-Wl,--no-as-needed", str(base)]
+    return [f"-I{_include()}", "-fvisibility=hidden", "-Wl,--no-as-needed", str(_base())]
+
+
+def fits(file: Path) -> bool:
+    """Whether memory has room for a copy of a file, as far as the system tells."""
+    try:
+        lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
+        room = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration, ValueError):
+        return True
+    return file.stat().st_size < 1024 * room
 
 
 @cache
@@ -207,11 +213,11 @@ def why_not() -> str | None:
     if sys.platform != "linux":
         return "it is for Linux"
     if has_tiles():
-        return "ggml uses this processor's tiles (AMX)"
+        return "libllama uses this processor's tiles (AMX)"
     if _ggml_version() not in GGML:
         return f"it was written for ggml {', '.join(GGML)}, and this is {_ggml_version()}"
-    if not (_include() / "ggml.h").is_file():
-        return "llama-cpp-python was installed without ggml's headers"
+    if not all((_include() / name).is_file() for name in HEADERS) or not _base().is_file():
+        return "llama-cpp-python was installed without ggml's headers or as one library"
     return None
 
 
@@ -220,16 +226,20 @@ def _loaded(path: Path) -> Products:
     return Products(path)
 
 
-def _ggml() -> Any:
+def ggml() -> Any:
     """What libllama computes with; `llama_cpp._ggml` may be another copy of it."""
     return library().llama_cpp._lib
 
 
 def _ggml_version() -> str:
-    version = _ggml().ggml_version
+    version = ggml().ggml_version
     version.restype = ctypes.c_char_p
     return (version() or b"").decode()
 
 
 def _include() -> Path:
     return Path(library().__file__).parent.parent / "include"
+
+
+def _base() -> Path:
+    return Path(library().__file__).parent / "lib" / "libggml-base.so"

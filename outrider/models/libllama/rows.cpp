@@ -11,15 +11,13 @@
 #endif
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
+#include <limits>
 
 typedef unsigned short Bfloat16;
 // Numbers of a weight up to which one thread is as fast as several, and rows up to which one thread
 // makes them ready as fast.
 constexpr long ALONE = 1 << 15, FEW = 16;
-
-// bfloat16.
 
 #if defined(__AVX512BF16__) || defined(__FMA__)
 extern "C" const long outrider_panel;
@@ -33,19 +31,32 @@ size_t outrider_panels_bytes(long width, long count) {
   return panels * outrider_panel * ((width + 1) / 2 * 2) * sizeof(Bfloat16);
 }
 
-void outrider_lay_out_panels(const void* weight, void* panels, long width, long count) {
-  const auto* from = (const Bfloat16*)weight;
+// Hands `move` each number of a weight, null where there is none, and its place in the panels.
+template <class Move>
+static void each_in_panels(Bfloat16* weight, Bfloat16* panels, long width, long count, Move move) {
   long lanes = outrider_panel, pairs = (width + 1) / 2;
 #pragma omp parallel for schedule(static)
   for (long panel = 0; panel < (count + lanes - 1) / lanes; panel++) {
-    auto* to = (Bfloat16*)panels + panel * pairs * 2 * lanes;
+    Bfloat16* to = panels + panel * pairs * 2 * lanes;
     for (long i = 0; i < 2 * pairs; i++)
       for (long o = 0; o < lanes; o++) {
         long output = panel * lanes + o;
         bool there = output < count && i < width;
-        to[i / 2 * 2 * lanes + 2 * o + i % 2] = there ? from[output * width + i] : 0;
+        move(there ? weight + output * width + i : nullptr, to + i / 2 * 2 * lanes + 2 * o + i % 2);
       }
   }
+}
+
+void outrider_lay_out_panels(const void* weight, void* panels, long width, long count) {
+  each_in_panels((Bfloat16*)weight, (Bfloat16*)panels, width, count,
+                 [](const Bfloat16* from, Bfloat16* to) { *to = from ? *from : 0; });
+}
+
+void outrider_put_back_panels(const void* panels, void* weight, long width, long count) {
+  each_in_panels((Bfloat16*)weight, (Bfloat16*)panels, width, count,
+                 [](Bfloat16* to, const Bfloat16* from) {
+                   if (to) *to = *from;
+                 });
 }
 
 size_t outrider_panels_work(long rows, long width) { return rows * width * sizeof(Bfloat16); }
@@ -68,13 +79,7 @@ bool outrider_panels_of_rows(const Strided* x, const void* w, float* y, char* wo
                                 width * count > ALONE ? threads : 1);
 }
 #else
-bool outrider_has_panels() { return false; }
-size_t outrider_panels_bytes(long, long) { return 0; }
-void outrider_lay_out_panels(const void*, void*, long, long) {}
-size_t outrider_panels_work(long, long) { return 0; }
-bool outrider_panels_of_rows(const Strided*, const void*, float*, char*, long, long, long, int) {
-  return false;
-}
+OUTRIDER_NO_KIND(panels)
 #endif
 
 // Products over panels, of any kind of number. A unit of a panel is what all its outputs have of
@@ -117,6 +122,7 @@ static void over_panels(const typename Kind::Rows& x, const void* w, float* y, l
 // float16: of each input in turn all outputs' numbers.
 
 #if defined(__F16C__) && (defined(__AVX512F__) || defined(__FMA__))
+namespace {
 struct Halves {
 #if defined(__AVX512F__)
   typedef __m512 Vector;
@@ -178,6 +184,7 @@ struct Halves {
 #endif
   };
 };
+}  // namespace
 
 bool outrider_has_halves() { return true; }
 
@@ -185,18 +192,30 @@ size_t outrider_halves_bytes(long width, long count) {
   return (count + Halves::PANEL - 1) / Halves::PANEL * width * Halves::UNIT;
 }
 
-void outrider_lay_out_halves(const void* weight, void* panels, long width, long count) {
+template <class Move>
+static void each_in_halves(unsigned short* weight, unsigned short* panels, long width, long count,
+                           Move move) {
   constexpr long PANEL = Halves::PANEL;
-  const auto* from = (const unsigned short*)weight;
 #pragma omp parallel for schedule(static)
-  for (long panel = 0; panel < (count + PANEL - 1) / PANEL; panel++) {
-    auto* to = (unsigned short*)panels + panel * width * PANEL;
+  for (long panel = 0; panel < (count + PANEL - 1) / PANEL; panel++)
     for (long i = 0; i < width; i++)
       for (long o = 0; o < PANEL; o++) {
         long output = panel * PANEL + o;
-        to[i * PANEL + o] = output < count ? from[output * width + i] : 0;
+        move(output < count ? weight + output * width + i : nullptr,
+             panels + (panel * width + i) * PANEL + o);
       }
-  }
+}
+
+void outrider_lay_out_halves(const void* weight, void* panels, long width, long count) {
+  each_in_halves((unsigned short*)weight, (unsigned short*)panels, width, count,
+                 [](const unsigned short* from, unsigned short* to) { *to = from ? *from : 0; });
+}
+
+void outrider_put_back_halves(const void* panels, void* weight, long width, long count) {
+  each_in_halves((unsigned short*)weight, (unsigned short*)panels, width, count,
+                 [](unsigned short* to, const unsigned short* from) {
+                   if (to) *to = *from;
+                 });
 }
 
 size_t outrider_halves_work(long rows, long width) { return rows * width * sizeof(float); }
@@ -213,13 +232,7 @@ bool outrider_halves_of_rows(const Strided* x, const void* w, float* y, char* wo
   return true;
 }
 #else
-bool outrider_has_halves() { return false; }
-size_t outrider_halves_bytes(long, long) { return 0; }
-void outrider_lay_out_halves(const void*, void*, long, long) {}
-size_t outrider_halves_work(long, long) { return 0; }
-bool outrider_halves_of_rows(const Strided*, const void*, float*, char*, long, long, long, int) {
-  return false;
-}
+OUTRIDER_NO_KIND(halves)
 #endif
 
 // Q8_0: a block is a factor and 32 numbers of eight bits. Of each block in turn all outputs' factors,
@@ -227,6 +240,7 @@ bool outrider_halves_of_rows(const Strided*, const void*, float*, char*, long, l
 // without a sign with such that have one.
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__F16C__)
+namespace {
 struct Blocks {
   static constexpr int BLOCK = 32, LANES = 16, VECTORS = 2, PANEL = LANES * VECTORS, TILE_ROWS = 6;
   // As many bytes of a block of a panel as ggml has for them.
@@ -244,6 +258,12 @@ struct Blocks {
       __m512 low = _mm512_loadu_ps(from), high = _mm512_loadu_ps(from + LANES);
       float most = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(low), _mm512_abs_ps(high)));
       factors[b] = _cvtsh_ss(_cvtss_sh(most / 127.0f, _MM_FROUND_TO_NEAREST_INT));
+      if (_mm512_cmp_ps_mask(low, high, _CMP_UNORD_Q) || most > std::numeric_limits<float>::max()) {
+        // What is no number stays none; the greatest of them would be another one.
+        factors[b] = std::numeric_limits<float>::quiet_NaN();
+        low = high = _mm512_setzero_ps();
+        most = 0.0f;
+      }
       __m512 scale = _mm512_set1_ps(most != 0.0f ? 127.0f / most : 0.0f);
       __m512i some = _mm512_cvtps_epi32(_mm512_mul_ps(low, scale));
       __m512i rest = _mm512_cvtps_epi32(_mm512_mul_ps(high, scale));
@@ -306,6 +326,7 @@ struct Blocks {
   typedef void (*Tile)(const Rows&, long, long, long, const char*, float*, long);
   static constexpr Tile TILES[] = {tile<1>, tile<2>, tile<3>, tile<4>, tile<5>, tile<6>};
 };
+}  // namespace
 
 bool outrider_has_blocks() { return true; }
 
@@ -313,28 +334,47 @@ size_t outrider_blocks_bytes(long width, long count) {
   return (count + Blocks::PANEL - 1) / Blocks::PANEL * (width / Blocks::BLOCK) * Blocks::UNIT;
 }
 
-void outrider_lay_out_blocks(const void* weight, void* panels, long width, long count) {
-  constexpr long PANEL = Blocks::PANEL, BLOCK = Blocks::BLOCK;
-  struct Block {
-    unsigned short factor;
-    int8_t numbers[BLOCK];
-  };
-  const long blocks = width / BLOCK;
+struct Block {
+  unsigned short factor;
+  uint8_t numbers[Blocks::BLOCK];
+};
+
+// Hands `move` each block of a weight, null where there is none, its factor's place in the panels,
+// and that of its first four numbers; the next four lie 4 PANEL bytes behind.
+template <class Move>
+static void each_block(Block* weight, char* panels, long width, long count, Move move) {
+  constexpr long PANEL = Blocks::PANEL;
+  const long blocks = width / Blocks::BLOCK;
 #pragma omp parallel for schedule(static)
   for (long panel = 0; panel < (count + PANEL - 1) / PANEL; panel++)
     for (long b = 0; b < blocks; b++) {
-      char* to = (char*)panels + (panel * blocks + b) * Blocks::UNIT;
-      auto* numbers = (uint8_t*)to + 2 * PANEL;
+      char* to = panels + (panel * blocks + b) * Blocks::UNIT;
       for (long o = 0; o < PANEL; o++) {
         long output = panel * PANEL + o;
-        Block block = {};
-        if (output < count)
-          std::memcpy(&block, (const Block*)weight + output * blocks + b, sizeof block);
-        std::memcpy(to + 2 * o, &block.factor, 2);
-        for (long i = 0; i < BLOCK; i++)
-          numbers[i / 4 * 4 * PANEL + 4 * o + i % 4] = (uint8_t)block.numbers[i] ^ 0x80;
+        move(output < count ? weight + output * blocks + b : nullptr, (unsigned short*)to + o,
+             (uint8_t*)to + 2 * PANEL + 4 * o);
       }
     }
+}
+
+static long place(long i) { return i / 4 * 4 * Blocks::PANEL + i % 4; }
+
+void outrider_lay_out_blocks(const void* weight, void* panels, long width, long count) {
+  each_block((Block*)weight, (char*)panels, width, count,
+             [](const Block* from, unsigned short* factor, uint8_t* numbers) {
+               *factor = from ? from->factor : 0;
+               for (long i = 0; i < Blocks::BLOCK; i++)
+                 numbers[place(i)] = (from ? from->numbers[i] : 0) ^ 0x80;
+             });
+}
+
+void outrider_put_back_blocks(const void* panels, void* weight, long width, long count) {
+  each_block((Block*)weight, (char*)panels, width, count,
+             [](Block* to, const unsigned short* factor, const uint8_t* numbers) {
+               if (to == nullptr) return;
+               to->factor = *factor;
+               for (long i = 0; i < Blocks::BLOCK; i++) to->numbers[i] = numbers[place(i)] ^ 0x80;
+             });
 }
 
 size_t outrider_blocks_work(long rows, long width) {
@@ -355,11 +395,5 @@ bool outrider_blocks_of_rows(const Strided* x, const void* w, float* y, char* wo
   return true;
 }
 #else
-bool outrider_has_blocks() { return false; }
-size_t outrider_blocks_bytes(long, long) { return 0; }
-void outrider_lay_out_blocks(const void*, void*, long, long) {}
-size_t outrider_blocks_work(long, long) { return 0; }
-bool outrider_blocks_of_rows(const Strided*, const void*, float*, char*, long, long, long, int) {
-  return false;
-}
+OUTRIDER_NO_KIND(blocks)
 #endif

@@ -17,20 +17,34 @@ struct Strided {
   }
 };
 
+// By kind of weight: whether this processor has a product, bytes of a weight `[count, width]` that is
+// laid out, laying one out and putting it back, bytes that a product works in, and y[r, o] = sum over
+// i of w[o, i] x[r, i]; false where memory is out.
+#define OUTRIDER_KIND(name)                                                                \
+  bool outrider_has_##name();                                                              \
+  size_t outrider_##name##_bytes(long width, long count);                                  \
+  void outrider_lay_out_##name(const void* weight, void* panels, long width, long count);  \
+  void outrider_put_back_##name(const void* panels, void* weight, long width, long count); \
+  size_t outrider_##name##_work(long rows, long width);                                    \
+  bool outrider_##name##_of_rows(const Strided* x, const void* w, float* y, char* work,    \
+                                 long rows, long width, long count, int threads);
+
+// A kind for which this processor has none.
+#define OUTRIDER_NO_KIND(name)                                                                     \
+  bool outrider_has_##name() { return false; }                                                     \
+  size_t outrider_##name##_bytes(long, long) { return 0; }                                         \
+  void outrider_lay_out_##name(const void*, void*, long, long) {}                                  \
+  void outrider_put_back_##name(const void*, void*, long, long) {}                                 \
+  size_t outrider_##name##_work(long, long) { return 0; }                                          \
+  bool outrider_##name##_of_rows(const Strided*, const void*, float*, char*, long, long, long,     \
+                                 int) {                                                            \
+    return false;                                                                                  \
+  }
+
+#pragma GCC visibility push(default)
 extern "C" {
-
-// By kind of weight: whether this processor has a product, bytes of a weight `[count, width]`, laying
-// one out, bytes that a product works in, and y[r, o] = sum over i of w[o, i] x[r, i]; false where
-// memory is out.
-#define OUTRIDER_KIND(name)                                                                        \
-  bool outrider_has_##name();                                                                      \
-  size_t outrider_##name##_bytes(long width, long count);                                          \
-  void outrider_lay_out_##name(const void* weight, void* panels, long width, long count);          \
-  size_t outrider_##name##_work(long rows, long width);                                            \
-  bool outrider_##name##_of_rows(const Strided* x, const void* w, float* y, char* work, long rows, \
-                                 long width, long count, int threads);
-
 OUTRIDER_KIND(panels)  // bfloat16 (product.cpp)
 OUTRIDER_KIND(halves)  // float16
 OUTRIDER_KIND(blocks)  // Q8_0
 }
+#pragma GCC visibility pop

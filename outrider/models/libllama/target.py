@@ -6,7 +6,6 @@ of keys and values in float16 included.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,8 +25,6 @@ from outrider.models.plan import check_rows
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-log = logging.getLogger(__name__)
-
 SHARED_TOKENS = 64
 """A beginning of so many tokens is read once for all open texts that have it."""
 
@@ -35,7 +32,7 @@ SHARED_TOKENS = 64
 class LibllamaTarget(Target):
     """A model of a GGUF file behind `score`, `commit` and `discard`, on the processor.
 
-    The weights stay in the file, in its quantisation. A trial at load compares chunks, trees and
+    The weights stay in the file's quantisation. A trial at load compares chunks, trees and
     rolled-back rows with a plain pass. A row's last bits may depend on where its text's cells lie,
     and on whether it is alone in its pass (docs/gguf.md).
 
@@ -68,13 +65,8 @@ class LibllamaTarget(Target):
         self.prefix_block = SHARED_TOKENS if share_prefixes else None
         self._texts: dict[int, Text] = {}
         self._next = 0
-        threads = threads or torch.get_num_threads()
         cells = min(FIRST_CELLS, self._context)
-        self._memory = Memory(self.file, threads=threads, cells=cells)
-        if self.file.products is not None and self.file.products.misused():
-            log.info("%s: this family wants its weights as they are", self.file.path)
-            self.file = ModelFile(self.file.path)
-            self._memory = Memory(self.file, threads=threads, cells=cells)
+        self._memory = Memory(self.file, threads=threads or torch.get_num_threads(), cells=cells)
         check_rows_of(self, self.file)
         self.block_bytes = CELL_STEP * self._memory.bytes_of_a_token()
         self.limit_cache(cache_bytes)
