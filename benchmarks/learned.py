@@ -39,15 +39,16 @@ class Cell:
     head: float
     shipped: float
     kept_ratio: Interval
-    accepted_ratio: float
+    accepted_ratio: float | None
 
 
 def stretches(paths: Sequence[Path], count: int) -> list[list[int]]:
-    """Beginnings of as many stretches, evenly spread over what training on these holds out."""
+    """So many prompts, evenly spread over what training on these holds out, put end to end."""
     texts = read_texts(paths, TextTokenizer(bundled_path("target")))
     held_out = [token for document in texts.held_out for token in document]
     room = max(1, len(held_out) - PROMPT_TOKENS)
-    return [held_out[i * room // count :][:PROMPT_TOKENS] for i in range(count)]
+    starts = [i * room // count for i in range(count)]
+    return [held_out[start : start + PROMPT_TOKENS] for start in starts]
 
 
 def drafted(
@@ -68,7 +69,8 @@ def table(cells: Sequence[Cell]) -> str:
     rows.append(["---"] * len(rows[0]))
     for c in cells:
         ratio = f"{c.kept_ratio.mean:.2f} [{c.kept_ratio.low:.2f}, {c.kept_ratio.high:.2f}]"
-        figures = f"{c.head:.2f}", f"{c.shipped:.2f}", ratio, f"{c.accepted_ratio:.2f}"
+        accepted = "" if c.accepted_ratio is None else f"{c.accepted_ratio:.2f}"
+        figures = f"{c.head:.2f}", f"{c.shipped:.2f}", ratio, accepted
         rows.append([c.prompts, f"{c.temperature:g}", *figures])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
@@ -85,7 +87,8 @@ def measured(options: argparse.Namespace, command: str) -> None:
         for temperature in RULES:
             ours, shipped = (drafted(llm, sets[name], temperature, options.tokens) for llm in heads)
             ratio = kept_ratio(ours, shipped)
-            accepted = (kept(ours) - 1) / (kept(shipped) - 1)
+            more, theirs = kept(ours) - 1, kept(shipped) - 1
+            accepted = more / theirs if theirs else None
             cells.append(Cell(name, temperature, kept(ours), kept(shipped), ratio, accepted))
             asked = {"prompts": options.prompts, "tokens": options.tokens}
             save(options.json, command, {**asked, "cells": [asdict(cell) for cell in cells]})

@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.arena.engines import SHARED
 from benchmarks.arena.tables import Found, Row
+from outrider.bench.paired import Interval
 from outrider.errors import MissingExtra
 
 COLOURS = {
@@ -67,20 +68,30 @@ def _bars(axis: Any, cell: str, rows: list[Row]) -> None:
 
 def _lines(axis: Any, found: Found, cells: list[str]) -> None:
     """Speed-up over plain decoding of the same engine, over alpha; a line per engine and c."""
-    points: dict[tuple[str, str], list[tuple[float, Row]]] = {}
+    points: dict[tuple[str, str], list[tuple[float, Interval]]] = {}
+    costs: dict[tuple[str, str], list[float]] = {}
     for cell in cells:
-        cost = found.cost_of(cell)
-        shape = cell.partition(" alpha=")[0] + cell.partition(" T=")[2].partition(" ")[2]
+        shape = f"{cell.partition(' alpha=')[0]} {cell.partition(' T=')[2].partition(' ')[2]}"
         for row in found.rows(cell):
             if row.over_plain is not None:
-                label = f"{row.arm.engine}, {shape}" + ("" if cost is None else f" ({cost:.2f})")
-                key = row.arm.engine, label
-                points.setdefault(key, []).append((found.alpha_of(cell) or 0.0, row))
-    for (engine, label), known in points.items():
+                key = row.arm.engine, shape
+                points.setdefault(key, []).append((found.alpha_of(cell) or 0.0, row.over_plain))
+                costs.setdefault(key, []).extend(filter(None, [found.cost_of(cell)]))
+    for (engine, shape), known in points.items():
         known.sort(key=lambda pair: pair[0])
-        means = [row.over_plain.mean for _, row in known if row.over_plain]
-        axis.plot([at for at, _ in known], means, "o-", color=COLOURS[engine], label=label)
+        measured = costs[engine, shape]
+        label = f"{engine}, {shape}"
+        if measured:
+            label += f", c measured as {sum(measured) / len(measured):.2f}"
+        means = [ratio.mean for _, ratio in known]
+        below = [ratio.mean - ratio.low for _, ratio in known]
+        above = [ratio.high - ratio.mean for _, ratio in known]
+        at = [alpha for alpha, _ in known]
+        axis.errorbar(
+            at, means, yerr=[below, above], fmt="o-", capsize=3, color=COLOURS[engine], label=label
+        )
     axis.axhline(1.0, color="grey", linewidth=0.8)
-    axis.set_xlabel("imposed acceptance alpha")
+    axis.set_title("Speed-up by acceptance: above the grey line drafts pay", fontsize=9)
+    axis.set_xlabel("imposed acceptance alpha, chance that a drafted token is kept")
     axis.set_ylabel("times as fast as the same engine's plain decoding")
     axis.legend(fontsize=7)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -376,10 +376,15 @@ def load_drafter(
                     f"{reason}; use drafter='ngram'"
                 )
 
-            def remade(old: Target) -> Target:
-                return place.compiled(quantised_anew(cast("HuggingFaceTarget", old), own_weights))
+            # Weights of eight bits cannot be traced: compile=True is the target's.
+            own_place = replace(place, compile="auto") if place.compile is True else place
 
-            return ModelDrafter(place.compiled(quantised(own_weights)), name="int8", remake=remade)
+            def remade(old: Target) -> Target:
+                anew = quantised_anew(cast("HuggingFaceTarget", old), own_weights)
+                return own_place.compiled(anew)
+
+            copied = own_place.compiled(quantised(own_weights))
+            return ModelDrafter(copied, name="int8", remake=remade)
         asked: dict[str, Callable[[], Drafter]] = {
             "none": NoDrafter,
             "suffix": options.suffix.drafter,

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -155,19 +155,24 @@ class CompiledForward:
         wanted_K: Int64[Tensor, " K"],
     ) -> tuple[Float[Tensor, "1 K V"], Float[Tensor, "1 R F"] | None]:
         """The logits of some rows of a forward in progress; hidden states of all its rows."""
+        logits, *hidden = self.outputs([tokens_1R, positions_1R, wanted_K])
+        return logits, hidden[0] if hidden else None
+
+    def outputs(self, inputs: list[Tensor]) -> list[Tensor]:
+        """What comes out of a forward in progress: logits, hidden states, or both."""
         if self._arrangement != arrangement_of(self._model):
             self.bind()
         failures: list[BaseException] = []
         linears, failed = _linears.set(self._linears), _failures.set(failures)
         try:
-            # torch's own way there would parse descriptions of these three tensors at every call.
-            logits, *hidden = self._loader.boxed_run([tokens_1R, positions_1R, wanted_K])
+            # torch's own way there would parse descriptions of these tensors at every call.
+            found: list[Tensor] = self._loader.boxed_run(inputs)
         finally:
             _linears.reset(linears)
             _failures.reset(failed)
         if failures:
             raise failures[0]
-        return logits, hidden[0] if hidden else None
+        return found
 
 
 def _let_go(bound: dict[str, Tensor]) -> None:
@@ -177,12 +182,12 @@ def _let_go(bound: dict[str, Tensor]) -> None:
 
 
 def compiled_forward(
-    model: PreTrainedModel, door: Door, *, build: bool, tapped: Tapped | None = None
+    model: PreTrainedModel, door: Door, *, build: bool, tapped: Tapped | Part | None = None
 ) -> CompiledForward | None:
     """The model's compiled forward; None where none was made before and `build` is False.
 
-    `tapped` says which hidden states are to come out too. Making one takes half a minute for a
-    small model on two slow cores.
+    `tapped` says which hidden states are to come out too, or which of the layers are to run.
+    Making one takes half a minute for a small model on two slow cores.
 
     Raises:
         UnsupportedModel: a model that cannot be compiled, with the reason; no C++ compiler.
@@ -193,7 +198,7 @@ def compiled_forward(
         raise UnsupportedModel(f"compile=True: {reason}; leave it out")
     assert isinstance(door, InterfaceDoor)
     with keeping():
-        folder = cache_folder() / _key(model, () if tapped is None else tapped.layers)
+        folder = cache_folder() / _key(model, {} if tapped is None else tapped.facts)
         if not (folder / PACKAGE).is_file():
             if not build:
                 return None
@@ -233,25 +238,71 @@ class Tapped:
     layers: tuple[int, ...]
     noting: Callable[[], AbstractContextManager[Passed]]
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What tells its packages from others."""
+        return {"taps": self.layers}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Layers `first..last-1` of a model.
+
+    Attributes:
+        width: of the states that the forward is given in place of those that would come to layer
+            `first`; 0: it begins with its tokens.
+        states: whether the states behind layer `last - 1` come out.
+        logits: whether logits do: what the final norm and the output layer make of these states.
+        running: lets forwards run these layers alone, with these states.
+    """
+
+    first: int
+    last: int
+    width: int
+    states: bool
+    logits: bool
+    running: Callable[[Tensor | None], AbstractContextManager[Passed]] = field(compare=False)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What tells its packages from others."""
+        return {"part": (self.first, self.last, bool(self.width), self.states, self.logits)}
+
 
 class _Traced(nn.Module):
     """What is traced: tokens, positions and wanted rows in, logits and hidden states out."""
 
     def __init__(
-        self, model: PreTrainedModel, door: InterfaceDoor | None, tapped: Tapped | None = None
+        self,
+        model: PreTrainedModel,
+        door: InterfaceDoor | None,
+        tapped: Tapped | Part | None = None,
     ) -> None:
         super().__init__()
         self.whole = model
         self._door, self._tapped = door, tapped
 
+    @property
+    def width(self) -> int:
+        """Of the states it is given beside; 0 where it is given none."""
+        return self._tapped.width if isinstance(self._tapped, Part) else 0
+
     def forward(
-        self, tokens_1R: Tensor, positions_1R: Tensor, wanted_K: Tensor
+        self,
+        tokens_1R: Tensor,
+        positions_1R: Tensor,
+        wanted_K: Tensor,
+        entering_1RD: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        if self._tapped is None:
+        part = self._tapped
+        if part is None:
             return (self._logits(tokens_1R, positions_1R, wanted_K),)
-        with self._tapped.noting() as passed:
+        of_all = isinstance(part, Tapped)
+        with part.noting() if of_all else part.running(entering_1RD) as passed:
             logits = self._logits(tokens_1R, positions_1R, wanted_K)
-        return logits, torch.cat(passed.hidden, -1)
+        found = [logits] if of_all or part.logits else []
+        # Whatever nothing that comes out needs is not in the package, such as the output layer.
+        return (*found, torch.cat(passed.hidden, -1)) if of_all or part.states else (*found,)
 
     def _logits(self, tokens_1R: Tensor, positions_1R: Tensor, wanted_K: Tensor) -> Tensor:
         assert self._door is not None
@@ -297,6 +348,10 @@ def _make(traced: _Traced, folder: Path, scratch: Path) -> None:
     rows, kept = (torch.export.Dim(name, min=1, max=MOST_ROWS) for name in ("rows", "kept"))
     # Not of length 1 or 2: lengths of the example are never taken for a constant.
     example = torch.arange(5)[None], torch.arange(5)[None], torch.arange(3)
+    shapes: tuple[dict[int, Any], ...] = {1: rows}, {1: rows}, {0: kept}
+    if traced.width:
+        example = *example, torch.randn(1, 5, traced.width).to(traced.whole.dtype)
+        shapes = *shapes, {1: rows}
     with (
         warnings.catch_warnings(),
         torch.no_grad(),
@@ -305,9 +360,7 @@ def _make(traced: _Traced, folder: Path, scratch: Path) -> None:
         fresh_cache(dir=str(scratch)),
     ):
         warnings.simplefilter("ignore")
-        program = torch.export.export(
-            traced, example, dynamic_shapes=({1: rows}, {1: rows}, {0: kept}), strict=False
-        )
+        program = torch.export.export(traced, example, dynamic_shapes=shapes, strict=False)
         # A number written into a forward would come back under a name of the compiler's; a buffer
         # keeps its own.
         for given in program.graph_signature.input_specs:
@@ -382,7 +435,7 @@ def _state(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(named), **dict(module.named_buffers(remove_duplicate=False))}
 
 
-def _key(model: PreTrainedModel, taps: tuple[int, ...]) -> str:
+def _key(model: PreTrainedModel, shown: dict[str, Any]) -> str:
     """A hash of all that is in a package: code, shapes, versions, processor; no weight is."""
     config = {k: v for k, v in model.config.to_dict().items() if k != "_name_or_path"}
     linears = [(type(m).__name__, m.extra_repr()) for m in _opaque_linears(model)]
@@ -398,7 +451,7 @@ def _key(model: PreTrainedModel, taps: tuple[int, ...]) -> str:
         "linears": linears,
         "tensors": tensors,
         "threads": torch.get_num_threads(),
-        **({"taps": taps} if taps else {}),
+        **shown,
     }
     return key_of(facts)
 

@@ -8,7 +8,7 @@ first, and lie where the target's always lie: there is no second cache.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,6 +20,7 @@ from outrider.models.capability import has_experts, is_close, row_errors
 from outrider.models.exit_head import ExitHead, check_exit_fits
 from outrider.models.hf import EXPERT_TRIALS, HuggingFaceTarget
 from outrider.models.layer_gate import LayerGate
+from outrider.models.layer_parts import LayerParts
 from outrider.models.plan import check_rows
 from outrider.models.trial import trial_rows, trial_texts
 from outrider.noise import signed
@@ -27,6 +28,7 @@ from outrider.noise import signed
 if TYPE_CHECKING:
     from jaxtyping import Float
 
+NONE = torch.empty(0, dtype=torch.int64)
 TEXT = -1
 """The parent of a row that follows the committed text itself."""
 
@@ -93,6 +95,7 @@ class EarlyExit(Target):
             head = head.copied().to(self.target.device, self.target.dtype)
         self.head = head
         self.gate = LayerGate(self.target)
+        self._parts = LayerParts(self.target, self.gate)
         whole = isinstance(layers, int) and not isinstance(layers, bool)
         if not whole or not 1 <= layers < self.gate.num_layers:
             raise InvalidConfig(
@@ -170,23 +173,40 @@ class EarlyExit(Target):
         texts = [self._drafted.get(seq, _Drafted()) for seq in rows.seqs]
         for seq, text in zip(rows.seqs, texts, strict=True):
             self._check_due(seq, text)
-        left: list[Tensor] = []
-
-        def leaving(hidden: Tensor) -> Tensor:
-            left.append(hidden if self.head is None else self.head(hidden))
-            return left[0]
-
-        with self.gate.running(0, self.layers, kept=(self.layers - 1,), leaving=leaving) as passed:
-            logits = self.target.score(rows)
+        hidden, left, logits = self._guessed(rows)
         known = [len(text.tokens) for text in texts]
         for text, (parents, tokens) in zip(texts, _told(rows, known), strict=True):
             for parent, token in zip(parents, tokens, strict=True):
                 text.add(parent, token)
-        _hand_out(passed.hidden[0], texts, rows.counts)
+        _hand_out(hidden, texts, rows.counts)
         self._drafted.update(zip(rows.seqs, texts, strict=True))
-        states = left[0].flatten(0, -2)
-        wanted = slice(len(rows.tokens_R)) if rows.logits_rows is None else rows.logits_rows
-        return Guess(logits, states[wanted])
+        return Guess(logits, _wanted(left, rows))
+
+    def _guessed(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+        """The states behind the first layers, what leaves them by the head, and its logits."""
+        if self.head is None:
+            with self._parts.first(self.layers, logits=True) as passed:
+                logits = self.target.score(rows)
+            return passed.hidden[0], passed.hidden[0], logits
+        if self._parts.has_ends(self.layers):
+            with self._parts.first(self.layers, logits=False) as passed:
+                self.target.score(replace(rows, logits_rows=NONE))
+            left = self._adapted(passed.hidden[0])
+            return passed.hidden[0], left, self._parts.behind(_wanted(left, rows))
+        gone: list[Tensor] = []
+
+        def leaving(hidden: Tensor) -> Tensor:
+            gone.append(self._adapted(hidden))
+            return gone[0]
+
+        with self.gate.running(0, self.layers, kept=(self.layers - 1,), leaving=leaving) as passed:
+            logits = self.target.score(rows)
+        return passed.hidden[0], gone[0], logits
+
+    @torch.inference_mode()
+    def _adapted(self, hidden: Tensor) -> Tensor:
+        assert self.head is not None
+        return self.head(hidden)
 
     @torch.inference_mode()
     def confidence(self, guess: Guess) -> Float[Tensor, " n"]:
@@ -237,7 +257,7 @@ class EarlyExit(Target):
         kept, back = wanted.unique(return_inverse=True)
         entering = torch.cat([part for text in texts for part in text.hidden], -2)
         every = None if len(kept) == sum(counts) else kept
-        with self.gate.running(self.layers, self.gate.num_layers, entering=entering):
+        with self._parts.rest(self.layers, entering):
             logits = self.target.score(_rows(rows.seqs, texts, counts, every))
         in_order = torch.equal(back, torch.arange(len(kept)))
         return logits if in_order else logits[back.to(logits.device)]
@@ -274,9 +294,8 @@ class EarlyExit(Target):
             return
         some = [texts[i] for i in behind]
         counts = tuple(new[i] for i in behind)
-        none = torch.empty(0, dtype=torch.int64)
-        with self.gate.running(0, self.layers, kept=(self.layers - 1,)) as passed:
-            self.target.score(_rows([seqs[i] for i in behind], some, counts, none))
+        with self._parts.first(self.layers, logits=False) as passed:
+            self.target.score(_rows([seqs[i] for i in behind], some, counts, NONE))
         _hand_out(passed.hidden[0], some, counts)
 
     def commit(self, seq: int, path: int | Sequence[int]) -> None:
@@ -335,6 +354,12 @@ def gated_target(target: Target) -> HuggingFaceTarget:
             "drafter='ngram'"
         )
     return target
+
+
+def _wanted(states: Tensor, rows: Rows) -> Float[Tensor, "n D"]:
+    """Those of the wanted rows, of states `[..., R, D]` with padding behind."""
+    wanted = slice(len(rows.tokens_R)) if rows.logits_rows is None else rows.logits_rows
+    return states.flatten(0, -2)[wanted]
 
 
 def _told(rows: Rows, known: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:

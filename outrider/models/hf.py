@@ -41,12 +41,13 @@ from outrider.models.capability import (
     through_interface,
     through_slab,
 )
-from outrider.models.compiled import CompiledForward, Tapped, compiled_forward
+from outrider.models.compiled import CompiledForward, Part, Tapped, compiled_forward
 from outrider.models.context import context_of
 from outrider.models.device import give_back_memory, pick_device
 from outrider.models.doors import Door, InterfaceDoor
 from outrider.models.folder import auto_class, model_folder, no_progress_bar, unreadable
-from outrider.models.layer_gate import LayerGate
+from outrider.models.layer_gate import LayerGate, Passed
+from outrider.models.layer_parts import RunningPart
 from outrider.models.packing import (
     PackedLinear,
     arrange_linears,
@@ -135,6 +136,8 @@ class HuggingFaceTarget(Target):
         self._builds = False
         # Compiled forwards that give hidden states too, by their layers; None where there is none.
         self._compiled_taps: dict[tuple[int, ...], CompiledForward | None] = {}
+        self._compiled_parts: dict[Part, CompiledForward | None] = {}
+        self._part: RunningPart | None = None
         self._taps: Taps | None = None
         self._gate: LayerGate | None = None
         self.num_parameters = model.num_parameters()
@@ -269,6 +272,7 @@ class HuggingFaceTarget(Target):
             raise InvalidConfig(NOT_STRICT)
         self._compiled, self._builds = None, build
         self._compiled_taps.clear()
+        self._compiled_parts.clear()
         self._use_product(product(build=build) if self._arranges else None)
         try:
             found = compiled_forward(self.model, self._door, build=build)
@@ -291,6 +295,7 @@ class HuggingFaceTarget(Target):
         finally:
             self._compiled, self._builds = None, False
             self._compiled_taps.clear()
+            self._compiled_parts.clear()
             self._use_product(None)
 
     def _use_product(self, own: Product | None) -> None:
@@ -395,19 +400,44 @@ class HuggingFaceTarget(Target):
             self._taps = before
 
     def _compile_tapped(self, gate: LayerGate, layers: tuple[int, ...]) -> None:
-        tapped = Tapped(layers, lambda: gate.noting([layer - 1 for layer in layers]))
+        self._compiled_taps[layers] = self._compiled_with(
+            Tapped(layers, lambda: gate.noting([layer - 1 for layer in layers]))
+        )
+
+    def _compiled_with(self, shown: Tapped | Part) -> CompiledForward | None:
+        """A package for some hidden states or layers; None where the model's own forward runs."""
         try:
-            found = compiled_forward(self.model, self._door, build=self._builds, tapped=tapped)
-            if found is not None:
-                self._check_compiled(found, layers)
+            found = compiled_forward(self.model, self._door, build=self._builds, tapped=shown)
+            if found is not None and isinstance(shown, Tapped):
+                self._check_compiled(found, shown.layers)
         except ModelError as error:
             if self._builds:
                 raise
             warn(f"the model's own forward is used: {error}")
-            found = None
-        self._compiled_taps[layers] = found
+            return None
         if found is None:
-            log.info("no compiled forward gives hidden states %s; compile=True makes one", layers)
+            log.info("no compiled forward is there for %s; compile=True makes one", shown.facts)
+        return found
+
+    def compiled_part(self, part: Part) -> CompiledForward | None:
+        """The package of some of the layers; None where forwards are not compiled, or it is not.
+
+        Whoever asks holds what the parts make together against the whole.
+        """
+        if self._compiled is None:
+            return None
+        if part not in self._compiled_parts:
+            self._compiled_parts[part] = self._compiled_with(part)
+        return self._compiled_parts[part]
+
+    @contextmanager
+    def running_part(self, part: RunningPart) -> Iterator[Passed]:
+        """Score by a package of some of the layers meanwhile."""
+        self._part = part
+        try:
+            yield part.passed
+        finally:
+            self._part = None
 
     def reach(self, layer: int) -> Reach | None:
         """How far back the rows of a layer see, counted from 0; None is everything.
@@ -490,7 +520,8 @@ class HuggingFaceTarget(Target):
             self._arrange_linears()
             if slabs:
                 slab_linears(self.model, STRICT_ROWS)
-            for compiled in (self._compiled, *self._compiled_taps.values()):
+            packages = (self._compiled_taps | self._compiled_parts).values()
+            for compiled in (self._compiled, *packages):
                 if compiled is not None:
                     compiled.bind()
 
@@ -597,6 +628,9 @@ class HuggingFaceTarget(Target):
     def _forward(self, rows: Rows, plan: Plan, pad: int) -> Tensor:
         tokens = rows.tokens_R.to(self.device)
         wanted, taps = rows.logits_rows, self._taps
+        if self._part is not None:
+            logits = self._part(tokens, plan.positions, wanted)
+            return self._no_logits() if logits is None else logits
         compiled = self._compiled
         if compiled is not None and taps is not None:
             compiled = self._compiled_taps.get(taps.layers)

@@ -15,6 +15,7 @@ from benchmarks import (
     generate,
     grown,
     heads,
+    learned,
     linears,
     logprobs,
     planner,
@@ -23,7 +24,9 @@ from benchmarks import (
 from outrider import SamplingParams
 from outrider.bench.paired import Interval
 from outrider.control.runs import Spread
+from outrider.models.bundled import EVAL_SETS
 from outrider.models.hf import default_dtype
+from tests.house.layout import ROOT
 
 
 def test_drafters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,6 +138,20 @@ def test_grown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [tree["rule"] for tree in trees] == [*grown.GROWING] * len(grown.BUDGETS)
     assert all(tree["kept"] >= 1 for tree in trees)
     assert "| `draft` | k = 4, 4 wide, 12 nodes | `traversal` |" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_learned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The shipped head beside itself keeps as much; a text of one's own is one more set."""
+    out = tmp_path / "learned.json"
+    given = ["eagle:bundled", "--text", str(ROOT / "outrider" / "engine")]
+    assert learned.main(["--smoke", *given, "--json", str(out)]) == 0
+    cells = json.loads(out.read_text())["cells"]
+    assert [cell["prompts"] for cell in cells[::2]] == [learned.HELD_OUT, *EVAL_SETS]
+    for cell in cells:
+        assert cell["head"] == cell["shipped"] >= 1 and cell["kept_ratio"]["mean"] == 1
+        assert cell["accepted_ratio"] == (1.0 if cell["head"] > 1 else None)
+    assert "| code | 0 | " in capsys.readouterr().out
 
 
 @pytest.mark.slow

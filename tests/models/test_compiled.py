@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -11,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import LlamaConfig, PreTrainedModel
 
-from outrider import SamplingParams, SpeculativeDecoder, SpeculativeDecoderConfig
+from outrider import LLM, SamplingParams, SpeculativeDecoder, SpeculativeDecoderConfig
 from outrider.drafters import ModelDrafter
 from outrider.errors import (
     InvalidConfig,
@@ -25,6 +26,7 @@ from outrider.errors import (
 from outrider.llm.load import Placement
 from outrider.models import compiled, packing, product
 from outrider.models.base import Rows
+from outrider.models.bundled import bundled_path
 from outrider.models.capability import row_errors
 from outrider.models.hf import HuggingFaceTarget
 from tests.models.families import (
@@ -477,3 +479,20 @@ def test_hidden_states_come_out_of_a_package_of_their_own(target: HuggingFaceTar
     assert relative_error(logits, due) < 1e-4
     assert relative_error(taps.of(seq), own.of(seq)) < 1e-4
     target.close(seq)
+
+
+def test_a_copy_in_eight_bits_guesses_for_a_compiled_target(tmp_path: Path):
+    """Its weights cannot be traced: compile=True is the target's, and no error."""
+    shape = {"vocab_size": 4096, "hidden_size": 64, "intermediate_size": 96}
+    shape |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    with_weights(LlamaConfig(**shape), "eager", 0).save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(bundled_path("target") / name, tmp_path)
+    options = {"dtype": "float32", "pack": False}
+    plain, drafting = (
+        LLM.load(tmp_path, drafter, compile=True, **options) for drafter in ("none", "int8")
+    )
+    assert plain.info()["compiled"] and drafting.info()["compiled"]
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    texts = [llm.generate("import os\n", params)[0] for llm in (plain, drafting)]
+    assert texts[0].token_ids == texts[1].token_ids and texts[1].stats.accepted > 0
