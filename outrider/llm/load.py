@@ -29,7 +29,6 @@ from outrider.engine.choice import WITHOUT_MODEL, parts_of
 from outrider.errors import (
     InvalidConfig,
     ModelError,
-    OutOfMemory,
     UnsupportedModel,
     VocabularyMismatch,
     warn,
@@ -121,7 +120,6 @@ class Placement:
         Raises:
             InvalidConfig: `compile=True`, and there can be none; who only guesses does without.
             ModelError: they cannot be compiled.
-            OutOfMemory: `compile=True`, and there is no room for weights that are laid out.
         """
         build = self.compile is True
         own: Products | None = None
@@ -137,14 +135,13 @@ class Placement:
                     raise
                 warn(str(error))
         if own is not None and not fits(file):
-            if build:
-                raise OutOfMemory(
-                    f"compile=True: there is no room in memory for the weights of {str(file)!r} "
-                    "beside what is held; leave it out, and they stay in the file"
-                )
             own = None
+            warn(
+                f"memory has no room for a copy of {str(file)!r}: its weights stay in the file, "
+                "and libllama's own products are used"
+            )
         target = LibllamaTarget(file, share_prefixes=self.share_prefixes, products=own)
-        if build and not guesses and not target.file.laid_out_bytes:
+        if own is not None and build and not guesses and not target.file.laid_out_bytes:
             warn(
                 f"compile=True: {str(file)!r} ({target.file.quantisation}) has no weights that "
                 "Outrider has products for on this processor; libllama's own are used"

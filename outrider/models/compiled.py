@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -249,8 +249,8 @@ class Part:
     """Layers `first..last-1` of a model.
 
     Attributes:
-        width: of the states that the forward is given in place of those that would come to layer
-            `first`; 0: it begins with its tokens.
+        entering: an example, `[1, 1, D]`, of the states that the forward is given in place of those
+            that would come to layer `first`; None: it begins with its tokens.
         states: whether the states behind layer `last - 1` come out.
         logits: whether logits do: what the final norm and the output layer make of these states.
         running: lets forwards run these layers alone, with these states.
@@ -258,15 +258,17 @@ class Part:
 
     first: int
     last: int
-    width: int
+    entering: Tensor | None
     states: bool
     logits: bool
-    running: Callable[[Tensor | None], AbstractContextManager[Passed]] = field(compare=False)
+    running: Callable[[Tensor | None], AbstractContextManager[Passed]]
 
     @property
     def facts(self) -> dict[str, Any]:
         """What tells its packages from others."""
-        return {"part": (self.first, self.last, bool(self.width), self.states, self.logits)}
+        given = self.entering
+        enters = None if given is None else (given.shape[-1], str(given.dtype))
+        return {"part": (self.first, self.last, enters, self.states, self.logits)}
 
 
 class _Traced(nn.Module):
@@ -283,9 +285,9 @@ class _Traced(nn.Module):
         self._door, self._tapped = door, tapped
 
     @property
-    def width(self) -> int:
-        """Of the states it is given beside; 0 where it is given none."""
-        return self._tapped.width if isinstance(self._tapped, Part) else 0
+    def entering(self) -> Tensor | None:
+        """An example of the states it is given beside; None where it is given none."""
+        return self._tapped.entering if isinstance(self._tapped, Part) else None
 
     def forward(
         self,
@@ -349,8 +351,8 @@ def _make(traced: _Traced, folder: Path, scratch: Path) -> None:
     # Not of length 1 or 2: lengths of the example are never taken for a constant.
     example = torch.arange(5)[None], torch.arange(5)[None], torch.arange(3)
     shapes: tuple[dict[int, Any], ...] = {1: rows}, {1: rows}, {0: kept}
-    if traced.width:
-        example = *example, torch.randn(1, 5, traced.width).to(traced.whole.dtype)
+    if traced.entering is not None:
+        example = *example, traced.entering.expand(1, 5, -1).contiguous()
         shapes = *shapes, {1: rows}
     with (
         warnings.catch_warnings(),

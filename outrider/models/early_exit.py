@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from outrider.errors import InvalidConfig, UnsupportedModel
+from outrider.errors import InvalidConfig, UnsupportedModel, warn
 from outrider.models.base import MAX_TREE_NODES, Rows, Target
 from outrider.models.capability import has_experts, is_close, row_errors
 from outrider.models.exit_head import ExitHead, check_exit_fits
@@ -22,7 +22,7 @@ from outrider.models.hf import EXPERT_TRIALS, HuggingFaceTarget
 from outrider.models.layer_gate import LayerGate
 from outrider.models.layer_parts import LayerParts
 from outrider.models.plan import check_rows
-from outrider.models.trial import trial_rows, trial_texts
+from outrider.models.trial import TrialTexts, trial_rows, trial_texts
 from outrider.noise import signed
 
 if TYPE_CHECKING:
@@ -95,7 +95,6 @@ class EarlyExit(Target):
             head = head.copied().to(self.target.device, self.target.dtype)
         self.head = head
         self.gate = LayerGate(self.target)
-        self._parts = LayerParts(self.target, self.gate)
         whole = isinstance(layers, int) and not isinstance(layers, bool)
         if not whole or not 1 <= layers < self.gate.num_layers:
             raise InvalidConfig(
@@ -108,7 +107,35 @@ class EarlyExit(Target):
         self.scores_trees = target.scores_trees
         self.prefix_block = target.prefix_block
         self._drafted: dict[int, _Drafted] = {}
+        self._parts = LayerParts(self.target, self.gate, layers, adapted=head is not None)
+        if self._parts.folders and not self._is_as_its_layers():
+            warn(
+                "the model's own layers run: packages of some of them give other rows; remove "
+                f"{', '.join(self._parts.folders)}"
+            )
+            self._parts.forget()
         self._check()
+
+    def _is_as_its_layers(self) -> bool:
+        """Whether packages guess, and make of what was drafted, what the model's own layers do."""
+        model, error = self.target.model, float("inf")
+        for attempt in range(EXPERT_TRIALS if has_experts(model) else 1):
+            texts = trial_texts(self.vocab_size, self.target.device, attempt)
+            found = torch.cat((trial_rows(self, texts, self._in_parts), self._tried(texts)))
+            with self.target.uncompiled():
+                own = torch.cat((trial_rows(self, texts, self._in_parts), self._tried(texts)))
+            error = min(error, float(row_errors(found, own).max()))
+            if is_close(model, error):
+                return True
+        return False
+
+    def _tried(self, texts: TrialTexts) -> Tensor:
+        """The guesses behind some rows of a text."""
+        seq = self.open(len(texts.main))
+        try:
+            return self.guess(Rows((seq,), (len(texts.main),), texts.main.cpu())).logits_nV
+        finally:
+            self.close(seq)
 
     def _check(self) -> None:
         """Refuses a model whose first layers and rest are not the whole.
@@ -173,7 +200,13 @@ class EarlyExit(Target):
         texts = [self._drafted.get(seq, _Drafted()) for seq in rows.seqs]
         for seq, text in zip(rows.seqs, texts, strict=True):
             self._check_due(seq, text)
-        hidden, left, logits = self._guessed(rows)
+        try:
+            hidden, left, logits = self._guessed(rows)
+        except BaseException:
+            # Rows may be staged that nobody would know as drafted.
+            for seq in rows.seqs:
+                self.discard(seq)
+            raise
         known = [len(text.tokens) for text in texts]
         for text, (parents, tokens) in zip(texts, _told(rows, known), strict=True):
             for parent, token in zip(parents, tokens, strict=True):
@@ -185,11 +218,11 @@ class EarlyExit(Target):
     def _guessed(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
         """The states behind the first layers, what leaves them by the head, and its logits."""
         if self.head is None:
-            with self._parts.first(self.layers, logits=True) as passed:
+            with self._parts.first(logits=True) as passed:
                 logits = self.target.score(rows)
             return passed.hidden[0], passed.hidden[0], logits
-        if self._parts.has_ends(self.layers):
-            with self._parts.first(self.layers, logits=False) as passed:
+        if self._parts.has_ends:
+            with self._parts.first(logits=False) as passed:
                 self.target.score(replace(rows, logits_rows=NONE))
             left = self._adapted(passed.hidden[0])
             return passed.hidden[0], left, self._parts.behind(_wanted(left, rows))
@@ -257,7 +290,7 @@ class EarlyExit(Target):
         kept, back = wanted.unique(return_inverse=True)
         entering = torch.cat([part for text in texts for part in text.hidden], -2)
         every = None if len(kept) == sum(counts) else kept
-        with self._parts.rest(self.layers, entering):
+        with self._parts.rest(entering):
             logits = self.target.score(_rows(rows.seqs, texts, counts, every))
         in_order = torch.equal(back, torch.arange(len(kept)))
         return logits if in_order else logits[back.to(logits.device)]
@@ -294,7 +327,7 @@ class EarlyExit(Target):
             return
         some = [texts[i] for i in behind]
         counts = tuple(new[i] for i in behind)
-        with self._parts.first(self.layers, logits=False) as passed:
+        with self._parts.first(logits=False) as passed:
             self.target.score(_rows([seqs[i] for i in behind], some, counts, NONE))
         _hand_out(passed.hidden[0], some, counts)
 

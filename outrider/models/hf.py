@@ -136,8 +136,9 @@ class HuggingFaceTarget(Target):
         self._builds = False
         # Compiled forwards that give hidden states too, by their layers; None where there is none.
         self._compiled_taps: dict[tuple[int, ...], CompiledForward | None] = {}
-        self._compiled_parts: dict[Part, CompiledForward | None] = {}
+        self._compiled_parts: list[CompiledForward] = []
         self._part: RunningPart | None = None
+        self.compilations = 0
         self._taps: Taps | None = None
         self._gate: LayerGate | None = None
         self.num_parameters = model.num_parameters()
@@ -270,9 +271,8 @@ class HuggingFaceTarget(Target):
         """
         if self.strict:
             raise InvalidConfig(NOT_STRICT)
-        self._compiled, self._builds = None, build
-        self._compiled_taps.clear()
-        self._compiled_parts.clear()
+        self._forget_compiled()
+        self._builds = build
         self._use_product(product(build=build) if self._arranges else None)
         try:
             found = compiled_forward(self.model, self._door, build=build)
@@ -293,10 +293,14 @@ class HuggingFaceTarget(Target):
             self.compile(build=build)
             yield
         finally:
-            self._compiled, self._builds = None, False
-            self._compiled_taps.clear()
-            self._compiled_parts.clear()
+            self._forget_compiled()
             self._use_product(None)
+
+    def _forget_compiled(self) -> None:
+        self._compiled, self._builds = None, False
+        self._compiled_taps.clear()
+        self._compiled_parts.clear()
+        self.compilations += 1
 
     def _use_product(self, own: Product | None) -> None:
         use_product(self.model, own)
@@ -356,14 +360,14 @@ class HuggingFaceTarget(Target):
     def _running(
         self, compiled: CompiledForward | None, layers: tuple[int, ...] = ()
     ) -> Iterator[None]:
-        before, taps = self._compiled, dict(self._compiled_taps)
-        self._compiled = compiled
+        before, taps, part = self._compiled, dict(self._compiled_taps), self._part
+        self._compiled, self._part = compiled, None
         if layers:
             self._compiled_taps[layers] = compiled
         try:
             yield
         finally:
-            self._compiled, self._compiled_taps = before, taps
+            self._compiled, self._compiled_taps, self._part = before, taps, part
 
     def tapping(self, layers: tuple[int, ...]) -> AbstractContextManager[Taps]:
         """Note meanwhile the hidden states behind some numbers of layers, by rows scored.
@@ -411,7 +415,8 @@ class HuggingFaceTarget(Target):
             if found is not None and isinstance(shown, Tapped):
                 self._check_compiled(found, shown.layers)
         except ModelError as error:
-            if self._builds:
+            # Of layers that cannot be traced by themselves the model's own run.
+            if self._builds and isinstance(shown, Tapped):
                 raise
             warn(f"the model's own forward is used: {error}")
             return None
@@ -419,25 +424,29 @@ class HuggingFaceTarget(Target):
             log.info("no compiled forward is there for %s; compile=True makes one", shown.facts)
         return found
 
-    def compiled_part(self, part: Part) -> CompiledForward | None:
-        """The package of some of the layers; None where forwards are not compiled, or it is not.
+    @property
+    def runs_compiled(self) -> bool:
+        """Whether forwards that are asked for logits run as machine code now."""
+        return self._compiled is not None
 
-        Whoever asks holds what the parts make together against the whole.
+    def compiled_part(self, part: Part) -> CompiledForward | None:
+        """A package of some of the layers; None where forwards are not compiled, or it is not.
+
+        Whoever asks holds what it makes against the model's own layers.
         """
-        if self._compiled is None:
-            return None
-        if part not in self._compiled_parts:
-            self._compiled_parts[part] = self._compiled_with(part)
-        return self._compiled_parts[part]
+        found = self._compiled_with(part) if self.runs_compiled else None
+        if found is not None:
+            self._compiled_parts.append(found)
+        return found
 
     @contextmanager
     def running_part(self, part: RunningPart) -> Iterator[Passed]:
         """Score by a package of some of the layers meanwhile."""
-        self._part = part
+        before, self._part = self._part, part
         try:
             yield part.passed
         finally:
-            self._part = None
+            self._part = before
 
     def reach(self, layer: int) -> Reach | None:
         """How far back the rows of a layer see, counted from 0; None is everything.
@@ -520,8 +529,11 @@ class HuggingFaceTarget(Target):
             self._arrange_linears()
             if slabs:
                 slab_linears(self.model, STRICT_ROWS)
-            packages = (self._compiled_taps | self._compiled_parts).values()
-            for compiled in (self._compiled, *packages):
+            for compiled in (
+                self._compiled,
+                *self._compiled_taps.values(),
+                *self._compiled_parts,
+            ):
                 if compiled is not None:
                     compiled.bind()
 

@@ -47,10 +47,15 @@ class LayerGate:
         self._target = target
         # What a layer returns beside the hidden states; None where it returns them alone.
         self._beside: int | None = None
+        # One row's states, `[1, 1, D]`, as layers hand them on; None where there are several.
+        self.states: Tensor | None = None
         for layers in _lists(target.model, self.num_layers):
             self._layers: Sequence[nn.Module] = layers
             passed = self._tried(target)
             if passed.layers == list(range(self.num_layers)):
+                hidden = passed.hidden[0]
+                if hidden.dim() == 3 and len(hidden) == 1:
+                    self.states = hidden[:, :1].clone()
                 return
         raise UnsupportedModel(
             f"the {self.num_layers} layers of the {target.model.config.model_type} model "

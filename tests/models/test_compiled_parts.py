@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from outrider.drafters import EarlyExitDrafter, NoDrafter
+from outrider.errors import OutriderWarning
 from outrider.models.base import Rows
+from outrider.models.compiled import CompiledForward, Part
 from outrider.models.early_exit import EarlyExit
 from outrider.models.exit_head import ExitHead, ExitShape
 from outrider.models.hf import HuggingFaceTarget
@@ -25,7 +27,8 @@ from tests.models.families import (
 
 single = pytest.fixture(scope="module", autouse=True)(one_thread)
 PARENTS = [-1, 0, 0, 1, 1, 2]
-HEADS = ["plain", "with a head"]
+WHOLE = {"plain": "first", "with a head": "behind"}
+HEADS = list(WHOLE)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -78,10 +81,7 @@ def rounds(early: EarlyExit, seq: int | None = None) -> list[torch.Tensor]:
 @pytest.mark.parametrize("kind", HEADS)
 def test_rows_are_those_of_the_models_own_layers(target: HuggingFaceTarget, kind: str):
     early = EarlyExit(target, 1, head_of(target, kind))
-    parts = {(p.first, p.last, p.states, p.logits) for p in target._compiled_parts}
-    assert {(0, 1, True, False), (1, 3, False, True)} < parts
-    assert ((0, 1, True, True) if kind == "plain" else (3, 3, False, True)) in parts
-    assert all(target._compiled_parts.values())
+    assert set(early._parts._packages) == {"states", "rest", WHOLE[kind]}
     with target.uncompiled():
         want = rounds(early)
     seq = begun(early)
@@ -97,19 +97,68 @@ def test_rows_are_those_of_the_models_own_layers(target: HuggingFaceTarget, kind
         assert ours.shape == due.shape and relative_error(ours, due) < 1e-4
 
 
-def test_a_package_of_other_layers_shows(target: HuggingFaceTarget):
-    """The bound means something: layers that are left out exceed it by far."""
+@pytest.mark.parametrize("name", ["first", "rest"])
+def test_packages_that_give_other_rows_are_not_used(target: HuggingFaceTarget, name: str):
+    """What is wrong with a package shows in guesses, or in the rows of all layers."""
+    compiled_part = target.compiled_part
+    number = 0 if name == "first" else 1
+
+    def bent(part: Part) -> CompiledForward | None:
+        found = compiled_part(part)
+        if found is not None and (part.first, part.logits) == (number, True):
+            outputs = found.outputs
+            found.outputs = lambda inputs: [out * 1.5 for out in outputs(inputs)]
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target, "compiled_part", bent)
+        with pytest.warns(OutriderWarning, match="the model's own layers run: packages.*remove"):
+            early = EarlyExit(target, 1)
+    assert not early._parts.folders
+    right = rounds(EarlyExit(target, 1))
+    for ours, due in zip(rounds(early), right, strict=True):
+        assert relative_error(ours, due) < 1e-4
+
+
+def test_what_is_compiled_anew_is_not_used_unseen(target: HuggingFaceTarget):
     early = EarlyExit(target, 1)
     right = rounds(early)
-    wrong = next(p for p in target._compiled_parts if (p.first, p.last) == (3, 3))
-    rest = next(p for p in target._compiled_parts if p.first == 1)
-    before = target._compiled_parts[rest]
-    target._compiled_parts[rest] = target._compiled_parts[wrong]
+    assert early._parts._package("rest") is not None
+    target.compile(build=False)
+    assert early._parts._package("rest") is None
+    for ours, due in zip(rounds(early), right, strict=True):
+        assert relative_error(ours, due) < 1e-4
+
+
+def test_new_weights_are_those_of_packages(target: HuggingFaceTarget):
+    early = EarlyExit(target, 1)
+    name = "model.layers.2.mlp.down_proj.weight"
+    before = target.model.state_dict()[name].clone()
+    right = rounds(early)
+    target.update_weights({name: 2 * before})
     try:
-        found = rounds(early)
+        changed = rounds(early)
+        with target.uncompiled():
+            want = rounds(early)
     finally:
-        target._compiled_parts[rest] = before
-    assert max(relative_error(a, b) for a, b in zip(found, right, strict=True)) > 1e-2
+        target.update_weights({name: before})
+    for ours, due in zip(changed, want, strict=True):
+        assert relative_error(ours, due) < 1e-4
+    assert max(relative_error(a, b) for a, b in zip(changed, right, strict=True)) > 1e-2
+
+
+def test_a_guess_that_fails_leaves_nothing(target: HuggingFaceTarget, monkeypatch):
+    early = EarlyExit(target, 1, head_of(target, "with a head"))
+    seq = begun(early)
+
+    def fails(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(early._parts, "behind", fails)
+    with pytest.raises(MemoryError):
+        early.guess(Rows((seq,), (1,), torch.tensor([5])))
+    assert early.num_staged(seq) == 0 and target._part is None
+    early.close(seq)
 
 
 @pytest.mark.parametrize("kind", HEADS)
@@ -121,10 +170,12 @@ def test_texts_are_plain_decodings(target: HuggingFaceTarget, kind: str):
         assert texts(drafting, law, RAGGED) == texts(served(target, NoDrafter()), law, RAGGED)
 
 
-def test_without_packages_the_models_own_layers_run():
-    target = HuggingFaceTarget(random_model("llama"))
-    assert target.compile(build=False)
-    EarlyExit(target, 2)
-    assert target._compiled_parts and not any(target._compiled_parts.values())
-    EarlyExit(target, 1)
-    assert any(target._compiled_parts.values()), "an earlier test made these"
+def test_without_packages_the_models_own_layers_run(target: HuggingFaceTarget):
+    made = HuggingFaceTarget(random_model("llama"))
+    assert made.compile(build=False)
+    early = EarlyExit(made, 2)
+    assert not early._parts.folders, "nobody made these"
+    with made.uncompiled():
+        want = rounds(early)
+    for ours, due in zip(rounds(early), want, strict=True):
+        assert relative_error(ours, due) < 1e-6

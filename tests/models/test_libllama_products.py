@@ -193,6 +193,10 @@ class Graph:
         for tensor, values in self._inputs:
             self._set(tensor, values)
         assert not self("backend_sched_graph_compute", sched, graph)
+        self.ran_here = [
+            self("backend_sched_get_tensor_backend", sched, tensor) == backends[0]
+            for tensor, _ in outs
+        ]
         found = [torch.empty(shape) for _, shape in outs]
         for (tensor, _), out in zip(outs, found, strict=True):
             self("backend_tensor_get", tensor, out.data_ptr(), count=(0, 4 * out.numel()))
@@ -222,6 +226,7 @@ def test_ggml_multiplies_by_it_and_has_the_weight_back(own: Products, kind: str,
     found = graph.computed(
         (whole, (2, 3, 70)), (other_way, (3, 2, 70)), (some, (3, width)), (part, (2, 3, 20))
     )
+    assert graph.ran_here == [True, True, False, False]
     want = STORED[kind](rows)[1] @ weight.T
     assert relative_error(found[0].flatten(0, 1), want.flatten(0, 1)) < 1e-5
     assert relative_error(found[1], want.transpose(0, 1)) < 1e-5
@@ -267,6 +272,19 @@ def test_other_kinds_are_left_to_libllama(own: Products):
         LLM.load(bundled_file("target", torch.float32), "none", compile=True)
     tokens = random_tokens(16) * 40
     assert relative_error(logits(target, tokens), logits(plain, tokens)) < 2e-2
+
+
+def test_a_file_for_which_there_is_no_room_stays_a_file(own: Products, monkeypatch, tmp_path):
+    needed(own, "Q8_0")
+    assert module.fits(file_of("Q8_0"))
+    monkeypatch.setattr("outrider.llm.load.fits", lambda file: False)
+    with pytest.warns(UserWarning, match="no room for a copy"):
+        llm = LLM.load(file_of("Q8_0"), "none", compile=True)
+    assert not llm.info()["own_products"]
+    for name in ("a-00001-of-00002.gguf", "a-00002-of-00002.gguf"):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(1 << 43)
+    assert not module.fits(tmp_path / "a-00001-of-00002.gguf")
 
 
 def test_models_loaded_otherwise_are_left_alone(own: Products):

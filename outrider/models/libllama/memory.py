@@ -73,18 +73,19 @@ class Memory:
         params.swa_full = True
         params.n_threads = params.n_threads_batch = self._threads
         params.no_perf = True
-        forget_complaints()
         with CHANGING:
+            forget_complaints()
             context = bindings.llama_init_from_model(self.file.handle, params)
+            interrupt, reason = interrupted(), complaint()
         # The file outlives its contexts.
         close = weakref.finalize(self, _freed, bindings, context, self.file) if context else None
-        if (interrupt := interrupted()) is not None:
+        if interrupt is not None:
             if close is not None:
                 close()
             raise interrupt
         if close is None:
             raise OutOfMemory(
-                f"no context of {cells} tokens for {str(self.file.path)!r}: {complaint()}; ask for "
+                f"no context of {cells} tokens for {str(self.file.path)!r}: {reason}; ask for "
                 "shorter texts or fewer at a time (max_texts)"
             )
         self.cells = int(bindings.llama_n_ctx(context))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -198,13 +199,15 @@ def flags() -> list[str]:
 
 
 def fits(file: Path) -> bool:
-    """Whether memory has room for a copy of a file, as far as the system tells."""
+    """Whether memory has room for a copy of a file, its further parts included."""
     try:
         lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
         room = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
     except (OSError, StopIteration, ValueError):
         return True
-    return file.stat().st_size < 1024 * room
+    first = re.fullmatch(r"(.*-)\d{5}(-of-\d{5}\.gguf)", file.name)
+    parts = [file] if first is None else file.parent.glob(f"{first[1]}?????{first[2]}")
+    return sum(part.stat().st_size for part in parts) < 1024 * room
 
 
 @cache
