@@ -16,7 +16,7 @@ MB = 1e6
 def test_the_core_wheel_carries_code_alone() -> None:
     """The wheel is the package folder, zipped."""
     carried = [p for p in PACKAGE.rglob("*") if p.is_file() and p.suffix != ".pyc"]
-    assert {p.suffix for p in carried} <= {".py", ".typed", ".cpp"}
+    assert {p.suffix for p in carried} <= {".py", ".typed", ".cpp", ".h"}
     wheel = io.BytesIO()
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as out:
         for file in carried:
