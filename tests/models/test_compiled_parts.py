@@ -124,7 +124,7 @@ def test_what_is_compiled_anew_is_not_used_unseen(target: HuggingFaceTarget):
     early = EarlyExit(target, 1)
     right = rounds(early)
     assert early._parts._package("rest") is not None
-    target.compile(build=False)
+    target.compile()
     assert early._parts._package("rest") is None
     for ours, due in zip(rounds(early), right, strict=True):
         assert relative_error(ours, due) < 1e-4
