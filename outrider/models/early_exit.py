@@ -194,6 +194,8 @@ class EarlyExit(Target):
     def guess(self, rows: Rows) -> Guess:
         """Stage rows as `draft` does, and return the states too that `confidence` asks for.
 
+        When it raises in a forward, nothing of the sequences is staged, earlier drafts included.
+
         Raises:
             InvalidConfig: as `draft`.
         """
