@@ -171,6 +171,22 @@ inline void turn(const Bfloat16* const* keys, float* to) {
 }
 #endif
 
+// Where the processor multiplies pairs of bfloat16 numbers, scores are summed of those: PAIR numbers
+// are one word of a key or query, and what is multiplied is exact there too.
+#if defined(__AVX512BF16__)
+template <typename T>
+constexpr int PAIR = std::is_same<T, Bfloat16>::value ? 2 : 1;
+
+inline Vector paired(Vector a, Vector b, Vector sum) {
+  return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_castps_si512(a), (__m512bh)_mm512_castps_si512(b));
+}
+#else
+template <typename T>
+constexpr int PAIR = 1;
+
+inline Vector paired(Vector a, Vector b, Vector sum) { return fused(a, b, sum); }
+#endif
+
 // Bytes that come from memory together.
 constexpr int LINE = 64;
 // Scores that are kept at a time, in a core's second cache; but of so many queries at least.
@@ -195,6 +211,30 @@ inline void turn(const T* const* keys, float* to) {
     for (int k = 0; k < LANES; k++) block[k] = load(keys[k] + d);
     transpose(block);
     for (int k = 0; k < LANES; k++) store(to + (d + k) * KEYS, block[k]);
+  }
+}
+
+// All words of KEYS keys: of one word after another those of all keys.
+template <typename T>
+inline void turn_all(const T* const* keys, int64_t words, float* to) {
+#if defined(__AVX512BF16__)
+  if constexpr (PAIR<T> == 2) {
+    for (int64_t d = 0; d < words; d += LANES) {
+      const int64_t now = words - d < LANES ? words - d : LANES;
+      const __mmask16 there = (__mmask16)((1u << now) - 1);
+      Vector block[LANES];
+      for (int k = 0; k < LANES; k++)
+        block[k] = _mm512_maskz_loadu_ps(there, (const float*)keys[k] + d);
+      transpose(block);
+      for (int64_t k = 0; k < now; k++) store(to + (d + k) * KEYS, block[k]);
+    }
+    return;
+  }
+#endif
+  for (int64_t d = 0; d < words; d += WIDTH) {
+    const T* here[KEYS];
+    for (int k = 0; k < KEYS; k++) here[k] = keys[k] + d;
+    for (int k = 0; k < KEYS; k += LANES) turn(here + k, to + d * KEYS + k);
   }
 }
 
@@ -237,16 +277,16 @@ struct Layer {
 };
 
 // Scores of KEYS keys that were turned. Among other code its sums would not keep their registers.
-template <int QUERIES>
-__attribute__((noinline)) void scores_of(const float* query, const float* keys, int64_t width,
-                                         float* to, int64_t stride) {
+template <int QUERIES, bool PAIRS>
+__attribute__((noinline)) void scores_of(const float* query, const float* keys, int64_t words,
+                                         float scaling, float* to, int64_t stride) {
   constexpr int WIDE = KEYS / LANES;
   Vector sums[QUERIES][WIDE];
 #pragma GCC unroll 16
   for (int q = 0; q < QUERIES; q++)
 #pragma GCC unroll 16
     for (int k = 0; k < WIDE; k++) sums[q][k] = all(0.0f);
-  for (int64_t d = 0; d < width; d++) {
+  for (int64_t d = 0; d < words; d++) {
     Vector key[WIDE];
 #pragma GCC unroll 16
     for (int k = 0; k < WIDE; k++) {
@@ -256,13 +296,15 @@ __attribute__((noinline)) void scores_of(const float* query, const float* keys, 
 #pragma GCC unroll 16
     for (int q = 0; q < QUERIES; q++)
 #pragma GCC unroll 16
-      for (int k = 0; k < WIDE; k++)
-        sums[q][k] = fused(all(query[q * width + d]), key[k], sums[q][k]);
+      for (int k = 0; k < WIDE; k++) {
+        const Vector own = all(query[q * words + d]);
+        sums[q][k] = PAIRS ? paired(own, key[k], sums[q][k]) : fused(own, key[k], sums[q][k]);
+      }
   }
 #pragma GCC unroll 16
   for (int q = 0; q < QUERIES; q++)
 #pragma GCC unroll 16
-    for (int k = 0; k < WIDE; k++) store(to + q * stride + k * LANES, sums[q][k]);
+    for (int k = 0; k < WIDE; k++) store(to + q * stride + k * LANES, sums[q][k] * all(scaling));
 }
 
 // Adds weighed values to `out`, and where it COUNTS the weights to `totals`. Values of as many keys
@@ -328,7 +370,7 @@ inline void in_turn(int64_t queries, Run run) {
 template <typename T>
 bool some(const Layer& layer, const Span& span, int64_t group, int64_t from, int64_t upto) {
   const int64_t per_group = layer.heads / layer.groups, queries = upto - from;
-  const int64_t width = layer.width, value_width = layer.value_width;
+  const int64_t width = layer.width, value_width = layer.value_width, words = width / PAIR<T>;
   const int64_t count = span.count - span.first, padded = (count + KEYS - 1) / KEYS * KEYS;
   static thread_local std::vector<float> scratch;
   const size_t needed = queries * (width + padded + value_width + 2) + width * KEYS + LINE;
@@ -351,8 +393,10 @@ bool some(const Layer& layer, const Span& span, int64_t group, int64_t from, int
     const int64_t head = group * per_group + (from + q) % per_group;
     const int64_t row = span.row + (from + q) / per_group;
     const T* own = (const T*)layer.query + head * layer.query_head + row * layer.query_row;
-    for (int64_t d = 0; d < width; d += LANES)
-      store(query + q * width + d, load(own + d) * all(layer.scaling));
+    if constexpr (PAIR<T> == 2)
+      std::memcpy(query + q * words, own, width * sizeof(T));
+    else
+      for (int64_t d = 0; d < width; d += LANES) store(query + q * words + d, load(own + d));
   }
 
   const int64_t* places = span.places + span.first;
@@ -363,15 +407,13 @@ bool some(const Layer& layer, const Span& span, int64_t group, int64_t from, int
       here[k] = cached + places[t + k < count ? t + k : count - 1] * width;
       next[k] = cached + places[t + KEYS + k < count ? t + KEYS + k : count - 1] * width;
     }
-    for (int64_t d = 0; d < width; d += WIDTH) {
-      for (int k = 0; k < KEYS; k += LANES) turn(here + k, keys + d * KEYS + k);
-      for (int k = 0; k < KEYS; k++) here[k] += WIDTH;
-    }
+    turn_all(here, words, keys);
     // Memory gives sooner what lies together, and while something is computed.
     in_turn<SCORED>(queries, [&](int64_t q, auto number) {
       for (int64_t k = KEYS * q / queries; k < KEYS * (q + number) / queries; k++)
         fetch(next[k], width);
-      scores_of<number()>(query + q * width, keys, width, scores + q * padded + t, padded);
+      scores_of<number(), PAIR<T> == 2>(query + q * words, keys, words, layer.scaling,
+                                        scores + q * padded + t, padded);
     });
   }
 

@@ -211,8 +211,8 @@ def same_by_any_threads(body: OwnAttention) -> bool:
 def test_threads_change_no_bit(own_attention: OwnAttention, tmp_path: Path):
     assert same_by_any_threads(own_attention)
     # The negative control: right numbers, rounded by how a thread's queries begin.
-    scale = "all(layer.scaling)"
-    wrong = variant(tmp_path, (scale, "all(layer.scaling * (1 + from % 7 * 2e-7f))"))
+    scale = "words, layer.scaling,"
+    wrong = variant(tmp_path, (scale, "words, layer.scaling * (1 + from % 7 * 2e-7f),"))
     body = Product(wrong).attention()
     assert body is not None and not same_by_any_threads(body)
 
