@@ -92,6 +92,8 @@ class Controller(SeveralDrafters):
         # Of about so many texts: one that is left alone is worth more than many.
         self._rests: dict[int, Rest] = {}
         self._resting = False
+        # Seconds that noting took behind the last round in which anybody was asked.
+        self._noting_s = 0.0
 
     def report(self) -> dict[str, Any]:
         """Of each choice its rounds, how deep and large in the mean, what came of it; for JSON.
@@ -169,9 +171,15 @@ class Controller(SeveralDrafters):
         """Learns from the round."""
         done, self._round = self._round, None
         if done is not None:
-            found, num = self._known.over(done, times), len(done.view.texts)
+            started, num = self._clock(), len(done.view.texts)
+            found = self._known.over(done, times)
             if found is not None:
-                self._rests[num.bit_length()].saw(self._known.now, num, *found)
+                saved_s, spent_s = found
+                # What is noted of a round takes time as asking does; of the last one that is known.
+                noting_s = min(self._noting_s, spent_s)
+                rest = self._rests[num.bit_length()]
+                rest.saw(self._known.now, num, saved_s - noting_s, spent_s + noting_s)
+            self._noting_s = self._clock() - started
         elif self._resting:
             self._known.rested(len(texts), times)
         super().timed(texts, times)

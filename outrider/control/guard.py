@@ -143,9 +143,12 @@ class Rest:
         # A clock may be too coarse to see a round at all.
         lost = -self._saved_s / max(self._spent_s, 1e-9)
         longest = min(LONGEST_REST, int(lost / WORTH))
-        if saved_s > 0 or longest < 1:
-            # What has just paid is likely to pay at once again.
+        if longest < 1:
             self._length = 1
+        elif saved_s > 0:
+            # What has just paid is likely to pay at once again: no rest now, and a shorter one
+            # next; but one round in a while that pays does not make up for all the others.
+            self._length = max(1, self._length // 2)
         elif self._asked >= ASKED:
             self._until = now + 1 + min(self._length, longest)
             self._length = min(LONGEST_REST, 2 * self._length)

@@ -78,11 +78,35 @@ def test_who_pays_again_is_asked_again() -> None:
     rest.saw(now, 1, 0.5, 1.0)
     assert not rest.holds(now + 1)
     rest.saw(now + 1, 1, -0.9, 1.0)
-    assert rest.holds(now + 2) and not rest.holds(now + 3), "the next one is short"
-    for n in range(now + 3, now + 60):
+    half = LONGEST_REST // 2
+    assert rest.holds(now + 1 + half) and not rest.holds(now + 2 + half), "the next one is shorter"
+    for n in range(now + 2 + half, now + 60):
         rest.saw(n, 1, 0.5, 1.0)
     rest.saw(now + 60, 1, -0.03, 1.0)
     assert not rest.holds(now + 61)
+
+
+def test_one_round_in_a_while_that_pays_does_not_end_rests() -> None:
+    """One round of eight that is looked at saves a little, and asking in all of them takes more."""
+    assert rested([0.05] + [-0.1] * 7, 2000) > 850
+
+
+def test_what_is_noted_of_a_round_counts_as_asking(monkeypatch) -> None:
+    """Asking costs nothing here, and noting what came of it a tenth of a round."""
+    hopeless = {"wrong": lambda place: 1.0, "target_s": lambda rows: 0.5 + 0.5 * rows}
+    left = []
+    for noting_s in (0.0, 0.1):
+        world = World(monkeypatch, **hopeless)
+        over = world.controller._known.over
+
+        def noted(done, times, world=world, over=over, noting_s=noting_s):
+            world.clock.now += noting_s
+            return over(done, times)
+
+        monkeypatch.setattr(world.controller._known, "over", noted)
+        world.run(300, EIGHT[:1])
+        left.append(world.controller.report()["none"]["reasons"].get(RESTING, 0))
+    assert left[0] == 0 and left[1] > 60
 
 
 class Silent(NgramDrafter):
