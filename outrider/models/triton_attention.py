@@ -341,7 +341,7 @@ def _takes(rows_QKV: tuple[Tensor, Tensor, Tensor], pool: LayerPool, options: Op
 def _shares(device: torch.device, programs: int) -> int:
     """Into how many shares keys are cut, so that all of a GPU works: 1 where rows are many."""
     if device.type != "cuda":
-        return 4
+        return 2
     return min(MOST_SHARES, power_of_two(max(1, 2 * _processors(device) // programs)))
 
 
