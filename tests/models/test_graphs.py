@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig
 
+from outrider import SamplingParams, SpeculativeDecoder, SpeculativeDecoderConfig
 from outrider.decoding import host
 from outrider.errors import UnsupportedModel
 from outrider.models import graphs
@@ -311,6 +312,28 @@ def test_a_shape_has_room_for_every_way_its_rows_may_lie():
             layout = shape.layout(per_group)
             tiles = sum(-(-count // layout.per_tile) for count in counts)
             assert shape.width == layout.rows == 7 and tiles <= layout.tiles <= 7
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_texts_are_those_of_the_plain_way(temperature: float):
+    """Prompt, drafts, verification and commits, all by the way of a GPU."""
+    sampling = SamplingParams(temperature=temperature, ignore_eos=True)
+    config = SpeculativeDecoderConfig(k=3, sampling=sampling)
+    prompts = [random_tokens(5).tolist(), random_tokens(66, 2).tolist()]
+
+    def texts(target: HuggingFaceTarget) -> list[list[int]]:
+        decoder = SpeculativeDecoder(target_of(), target, config)
+        return decoder.generate_batch(prompts, 6, seed=7)
+
+    target = target_of()
+    made = graphed(target)
+    found = texts(target)
+    assert made.captures and [len(text) for text in found] == [6, 6]
+    token = host._AS_ON_GPU.set(DEVICE.type == "cuda")
+    try:
+        assert texts(target_of()) == found
+    finally:
+        host._AS_ON_GPU.reset(token)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="captures CUDA graphs")

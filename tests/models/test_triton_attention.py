@@ -9,14 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.cache import CacheManager
+from outrider.cache import CacheManager, LayerPool
 from outrider.decoding import host
+from outrider.models import graphs
 from outrider.models.attention_cpu import attend_cpu
 from outrider.models.attention_op import Body, Forward, Options
 from outrider.models.attention_reference import attend_reference
 from outrider.models.base import Rows
 from outrider.models.hf import HuggingFaceTarget
-from outrider.models.plan import make_plan
+from outrider.models.plan import Plan, make_plan
 from outrider.models.reach import Chunk, Reach, Window
 from outrider.models.tables import FreshTables, Table, layout_of, numbers_of
 from outrider.models.trial import trial_rows, trial_texts
@@ -219,6 +220,25 @@ def test_families_have_the_same_rows(name: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(TritonAttention, "__call__", None)
     assert relative_error(trial_rows(target, texts), before) < 1e-4
     assert body.takes_all
+
+
+def test_it_is_held_against_the_plain_body_first(monkeypatch: pytest.MonkeyPatch):
+    graphs._why_no_triton.cache_clear()
+    assert graphs.triton_body(DEVICE, torch.bfloat16) is TritonAttention
+    assert graphs.triton_body(DEVICE, torch.float64) is None
+
+    def off(body: TritonAttention, pool: LayerPool, plan: Plan, rows: list[Tensor], *_: object):
+        return rows[0].new_ones(1, rows[0].shape[1], len(rows[0]), rows[2].shape[2])
+
+    monkeypatch.setattr(TritonAttention, "over_pool", off)
+    with pytest.warns(UserWarning, match=r"not used on .* in torch.float32: it is off by"):
+        assert graphs.triton_body(DEVICE, torch.float32) is None
+    # Warned of once.
+    assert graphs.triton_body(DEVICE, torch.float32) is None
+    monkeypatch.setattr(TritonAttention, "over_pool", None)
+    with pytest.warns(UserWarning, match="not callable"):
+        assert graphs.triton_body(DEVICE, torch.float16) is None
+    graphs._why_no_triton.cache_clear()
 
 
 def test_shares_follow_the_processors(monkeypatch: pytest.MonkeyPatch):
