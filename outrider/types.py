@@ -13,7 +13,10 @@ from numpy.typing import NDArray
 from outrider.config import SamplingParams
 
 Compile: TypeAlias = Literal["auto"] | bool
-"""Whether forwards are compiled: "auto" where an earlier call with True has left them on disk."""
+"""Whether forwards are compiled: "auto" where an earlier call with True has left them on disk.
+
+On a GPU True makes graphs of them, and "auto" takes Triton's attention alone.
+"""
 Source = Literal["draft", "correction", "bonus"]
 FinishReason = Literal["stop", "length"]
 

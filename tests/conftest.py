@@ -12,3 +12,9 @@ os.environ["OUTRIDER_CACHE_DIR"] = _caches.name
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 shapes.install("outrider")
+
+import torch  # noqa: E402
+
+# Read when Triton is loaded: its interpreter runs kernels where no GPU can.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -15,6 +15,7 @@ from torch import Tensor
 from outrider.cache.blocks import BLOCK_SLOTS, BlockAllocator
 from outrider.cache.prefixes import NO_BLOCK, PrefixIndex
 from outrider.config import check_whole
+from outrider.decoding.host import send
 from outrider.errors import InvalidConfig, OutOfMemory, not_open
 
 KEPT_BLOCKS = 64
@@ -30,13 +31,20 @@ class Slots:
     start: int | None
     table: tuple[int, ...]
 
+    @property
+    def blocks(self) -> Sequence[int]:
+        """The blocks that the tokens fill, in order."""
+        if self.start is None:
+            return self.table
+        first = self.start // BLOCK_SLOTS
+        return range(first, first - (-self.count // BLOCK_SLOTS))
+
     def index(self, first: int, last: int, device: torch.device) -> Tensor:
         """Return the slots of tokens `first..last-1`, int64."""
-        token = torch.arange(first, last, device=device)
         if self.start is not None:
-            return token + self.start
-        blocks = torch.tensor(self.table, device=device)
-        return blocks[token // BLOCK_SLOTS] * BLOCK_SLOTS + token % BLOCK_SLOTS
+            return torch.arange(first + self.start, last + self.start, device=device)
+        token, blocks = torch.arange(first, last), torch.tensor(self.table)
+        return send(blocks[token // BLOCK_SLOTS] * BLOCK_SLOTS + token % BLOCK_SLOTS, device)
 
 
 @dataclass(slots=True)
@@ -83,6 +91,8 @@ class CacheManager:
         self._pools: dict[int, LayerPool] = {}
         self._next_handle = 0
         self._known_block_bytes = 0
+        # Counts up when pools are made, or made anew elsewhere.
+        self.pools_made = 0
 
     @property
     def num_blocks(self) -> int:
@@ -190,6 +200,7 @@ class CacheManager:
                 _empty_like(keys_like, self.num_blocks), _empty_like(values_like, self.num_blocks)
             )
             self._pools[layer] = pool
+            self.pools_made += 1
         return pool
 
     def ancestors(self, seq: int) -> Tensor | None:
@@ -274,10 +285,14 @@ class CacheManager:
     def _move(self, seq: int, sequence: _Sequence, nodes: list[int], first: int) -> None:
         slots = self.reserve(seq, 0)
         with torch.no_grad():
+            index = slots.index(sequence.length, slots.count, torch.device("cpu"))
+            moves = index[torch.tensor(nodes)], index[first : first + len(nodes)]
+            sent: dict[torch.device, tuple[Tensor, Tensor]] = {}
             for pool in self._pools.values():
-                index = slots.index(sequence.length, slots.count, pool.keys.device)
-                source = index[torch.tensor(nodes, device=index.device)]
-                goal = index[first : first + len(nodes)]
+                device = pool.keys.device
+                if device not in sent:
+                    sent[device] = send(moves[0], device), send(moves[1], device)
+                source, goal = sent[device]
                 pool.keys[:, goal] = pool.keys[:, source]
                 pool.values[:, goal] = pool.values[:, source]
 
@@ -331,6 +346,7 @@ class CacheManager:
     def _drop_pools(self) -> None:
         self._known_block_bytes = self.block_bytes
         self._pools = {}
+        self.pools_made += 1
         self._allocator = BlockAllocator()
         self._prefixes = PrefixIndex()
 
@@ -345,6 +361,7 @@ class CacheManager:
             self._prefixes.forget(block)
         for layer, pool in self._pools.items():
             self._pools[layer] = LayerPool(_picked(pool.keys, kept), _picked(pool.values, kept))
+        self.pools_made += 1
         self._prefixes.move({block: place for place, block in enumerate(kept)})
         self._allocator = BlockAllocator(KEPT_BLOCKS)
         for place in range(len(kept)):
@@ -377,6 +394,7 @@ class CacheManager:
             self._pools[layer] = LayerPool(
                 _grown(pool.keys, num_blocks), _grown(pool.values, num_blocks)
             )
+        self.pools_made += 1
         self._allocator.grow(num_blocks)
 
 

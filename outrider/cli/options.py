@@ -102,7 +102,7 @@ Compile = Annotated[
     typer.Option(
         "--compile/--no-compile",
         help="Make machine code of the forwards, once, and keep it on disk; by default what is "
-        "there is used.",
+        "there is used. On a GPU: forwards of few rows as graphs.",
     ),
 ]
 Dtype = Annotated[

@@ -35,6 +35,14 @@ def reads_free(device: torch.device) -> bool:
     return device.type == "cpu" and not _AS_ON_GPU.get()
 
 
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host's on a device, without waiting for what the device has to do before."""
+    if device.type != "cuda" or tensor.is_cuda:
+        return tensor.to(device)
+    # The allocator of pinned memory keeps it until the copy is through.
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
 def some(mask_n: Tensor) -> Tensor:
     """The places where the mask holds, or all places where leaving some out would cost a wait."""
     if reads_free(mask_n.device):

@@ -3,7 +3,6 @@
 Imported only where tensors are on a GPU and Triton is there; `sampling` is the reference.
 """
 
-# pyright: basic, reportMissingImports=false, reportIndexIssue=false
 from __future__ import annotations
 
 import torch

@@ -193,7 +193,8 @@ class LLM:
                 lossless (False lets rules through that change the law), max_texts, prefill_chunk,
                 cache_bytes (of target and draft model together), pack (large weights laid out for
                 the processor; on by default), compile (True makes machine code of the forwards and
-                keeps it on disk, "auto", the default, takes what is there, False neither), and
+                keeps it on disk, "auto", the default, takes what is there, False neither; on a GPU
+                graphs with Triton's attention, that attention alone, neither), and
                 share_prefixes (texts that begin alike read their beginning once; on by default).
 
         Raises:

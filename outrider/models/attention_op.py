@@ -33,8 +33,15 @@ Body = Callable[[Tensor, Tensor, Tensor, Visible, Options], Tensor]
 
 
 class PoolBody(ABC):
-    """A body that can read keys and values where they lie, of all spans at once."""
+    """A body that can read keys and values where they lie, of all spans at once.
 
+    Attributes:
+        dtypes: of what it takes; the rest is left to another body.
+        takes_all: whether nothing was left to it so far.
+    """
+
+    dtypes: tuple[torch.dtype, ...]
+    takes_all: bool
     __call__: Body
 
     @abstractmethod

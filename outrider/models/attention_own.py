@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from outrider.cache import BLOCK_SLOTS, CacheManager, LayerPool
+from outrider.cache import LayerPool
 from outrider.errors import OutOfMemory
 from outrider.models.attention_cpu import attend_cpu
-from outrider.models.attention_op import Forward, Options, PoolBody
-from outrider.models.base import Rows
-from outrider.models.plan import Plan, make_plan
-from outrider.models.reach import Reach, Window
+from outrider.models.attention_op import Options, PoolBody
+from outrider.models.attention_trial import errors_over_pools
+from outrider.models.plan import Plan
+from outrider.models.reach import Reach
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -61,10 +61,9 @@ class OwnAttention(PoolBody):
 
     Args:
         products: whose library it is in.
-
-    Attributes:
-        takes_all: whether no call was left to `attend_cpu` so far.
     """
+
+    dtypes = DTYPES
 
     def __init__(self, products: Product) -> None:
         self._products = products
@@ -180,35 +179,21 @@ def _takes(rows_QKV: tuple[Tensor, Tensor, Tensor], pool: LayerPool, options: Op
 
 def errors_of(own: OwnAttention) -> dict[torch.dtype, float]:
     """Its largest errors, as a share of the largest number; endless where nothing was written."""
-    draw = torch.Generator().manual_seed(0)
-    worst = dict.fromkeys(DTYPES, 0.0)
-    heads, groups, width, value_width = 6, 2, 32, 96
-    options = Options(0.3, 5.0, torch.linspace(-1, 1, heads))
-    for dtype in DTYPES:
-        # Sequences that grow in turn have blocks in turn. The second step is a tree.
-        cache = CacheManager(share_prefixes=False)
-        seqs = cache.open(1), cache.open(1)
-        for count, tree in ((BLOCK_SLOTS + 2, None), (5, [1, 3, 5, 11, 21] * 2), (1, None)):
-            ancestors = None if tree is None else torch.tensor(tree)
-            rows = Rows(seqs, (count, count), torch.zeros(2 * count).long(), ancestors)
-            plan = make_plan(cache, rows, torch.device("cpu"))
-            # Rows of heads side by side, as layers give them.
-            query, keys, values = (
-                torch.randn(2 * count, num, wide, generator=draw).to(dtype).transpose(0, 1)
-                for num, wide in ((heads, width), (groups, width), (groups, value_width))
-            )
-            pool = cache.pool(0, keys, values)
-            for reach in (None, Window(30)):
-                out = torch.full((1, 2 * count, heads, value_width), float("nan"), dtype=dtype)
-                own.fill(out, pool, spans_of(plan, reach), (query, keys, values), options)
-                other = Forward(cache, plan, attend_cpu, {0: reach})
-                wanted = other.attend(0, query[None], keys[None], values[None], options)
-                off = (out - wanted).abs().max() / wanted.abs().max()
-                worst[dtype] = max(worst[dtype], float(off) if off.isfinite() else float("inf"))
-            for seq, span in zip(seqs, plan.spans, strict=True):
-                cache.stage(seq, count, span.ancestors)
-                cache.commit(seq, count if tree is None else [0, 1, 3])
-    return worst
+
+    def attend(
+        pool: LayerPool,
+        plan: Plan,
+        rows_QKV: tuple[Tensor, Tensor, Tensor],
+        reach: Reach | None,
+        options: Options,
+    ) -> Tensor:
+        query, _, values = rows_QKV
+        shape = 1, query.shape[1], len(query), values.shape[2]
+        out = query.new_full(shape, float("nan"))
+        own.fill(out, pool, spans_of(plan, reach), rows_QKV, options)
+        return out
+
+    return errors_over_pools(attend, DTYPES, torch.device("cpu"))
 
 
 def spans_of(plan: Plan, reach: Reach | None) -> Spans:

@@ -110,6 +110,8 @@ class CompiledForward:
         ModelError: files that are no package for this model.
     """
 
+    most_rows = MOST_ROWS
+
     def __init__(self, model: PreTrainedModel, folder: Path) -> None:
         self._model, self.folder = model, folder
         self._bound: dict[str, Tensor] = {}
@@ -127,6 +129,11 @@ class CompiledForward:
                 "remove that folder and compile again; it is unpacked below TMPDIR, which must "
                 "have room and let code run"
             ) from error
+
+    @property
+    def remedy(self) -> str:
+        """What to do where it does not compute what the model does."""
+        return f"leave it out, and remove {str(self.folder)!r}"
 
     def bind(self) -> None:
         """Takes the weights the model has now."""
@@ -213,13 +220,19 @@ def why_not(model: PreTrainedModel, door: Door) -> str | None:
     """Why a model is not compiled; None where it may be."""
     name = f"the {model.config.model_type} model"
     if model.device.type != "cpu":
-        return f"{name} is on {model.device}, and forwards are compiled for processors"
-    if not isinstance(door, InterfaceDoor):
-        return f"{name} keeps its own attention, over lengths a package would be bound to"
-    if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
-        return f"{name} is spread over several devices"
+        return f"{name} is on {model.device}, and machine code is made for processors"
     if "logits_to_keep" not in inspect.signature(model.forward).parameters:
         return f"{name} cannot give the logits of some rows alone"
+    return why_not_anywhere(model, door)
+
+
+def why_not_anywhere(model: PreTrainedModel, door: Door) -> str | None:
+    """Why no forward can be kept for use again, neither as machine code nor as a graph."""
+    name = f"the {model.config.model_type} model"
+    if not isinstance(door, InterfaceDoor):
+        return f"{name} keeps its own attention, over lengths that would be built in"
+    if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
+        return f"{name} is spread over several devices"
     if any(_follows_rows(getattr(part, "rope_type", None)) for part in model.modules()):
         return f"{name} has rotary frequencies that depend on the rows of a forward"
     return None

@@ -19,12 +19,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from outrider.cache import BLOCK_SLOTS, CacheManager
+from outrider.decoding import host
 from outrider.errors import InvalidConfig, ModelError, UnsupportedModel, warn
 from outrider.models.adopting import as_it_was_if_refused, restore_layers
 from outrider.models.attention_cpu import attend_cpu
-from outrider.models.attention_op import Body
-from outrider.models.attention_own import DTYPES as OWN_DTYPES
-from outrider.models.attention_own import OwnAttention
+from outrider.models.attention_op import Body, PoolBody
 from outrider.models.attention_strict import STRICT_BLOCK, StrictBody
 from outrider.models.base import Rows, Taps, Target, check_tokens
 from outrider.models.capability import (
@@ -46,8 +45,10 @@ from outrider.models.context import context_of
 from outrider.models.device import give_back_memory, pick_device
 from outrider.models.doors import Door, InterfaceDoor
 from outrider.models.folder import auto_class, model_folder, no_progress_bar, unreadable
+from outrider.models.graphs import BodyMaker, GraphedForward, graphed_forward, triton_body
 from outrider.models.layer_gate import LayerGate, Passed
 from outrider.models.layer_parts import RunningPart
+from outrider.models.packages import first_line
 from outrider.models.packing import (
     PackedLinear,
     arrange_linears,
@@ -82,6 +83,9 @@ NOT_STRICT = (
 
 EXPERT_TRIALS = 8
 """Texts a mixture of experts is tried on before it is refused."""
+
+Faster = CompiledForward | GraphedForward
+"""A forward kept for use again: machine code of a processor, graphs of a GPU."""
 
 
 class HuggingFaceTarget(Target):
@@ -129,13 +133,14 @@ class HuggingFaceTarget(Target):
         self._door: Door
         self._body: Body = attend_cpu
         self._pack = pack
-        self._arranges = arrange and self.device.type == "cpu"
+        self._arranges = arrange and host.reads_free(self.device)
         self._align, self._row_multiple = 1, 1
-        self._compiled: CompiledForward | None = None
+        self._compiled: Faster | None = None
         self._product: Product | None = None
+        self._gpu_body: BodyMaker | None = None
         self._builds = False
         # Compiled forwards that give hidden states too, by their layers; None where there is none.
-        self._compiled_taps: dict[tuple[int, ...], CompiledForward | None] = {}
+        self._compiled_taps: dict[tuple[int, ...], Faster | None] = {}
         self._compiled_parts: list[CompiledForward] = []
         self._part: RunningPart | None = None
         self.compilations = 0
@@ -261,8 +266,10 @@ class HuggingFaceTarget(Target):
         """Run forwards that are asked for logits as machine code from here on; whether they do.
 
         `build=False` takes what an earlier call left on disk, and where that is the products alone,
-        which are all models', linear layers compute by those. Greedy and seeded texts may differ
-        from those of the model's own forward where two tokens are as likely to the last bits.
+        which are all models', linear layers compute by those. On a GPU attention is Triton's,
+        where that is installed, and forwards of few rows are graphs, captured when they are first
+        asked for; `build=False` takes the attention alone. Greedy and seeded texts may differ from
+        those of the model's own forward where two tokens are as likely to the last bits.
 
         Raises:
             InvalidConfig: a strict target: its rows keep their bits in the model's own forward.
@@ -273,9 +280,9 @@ class HuggingFaceTarget(Target):
             raise InvalidConfig(NOT_STRICT)
         self._forget_compiled()
         self._builds = build
-        self._use_product(product(build=build) if self._arranges else None)
+        self._use_product(product(build=build) if self._arranges else None, self._tried_body())
         try:
-            found = compiled_forward(self.model, self._door, build=build)
+            found = self._faster()
             if found is not None:
                 self._check_compiled(found, ())
                 self._compiled = found
@@ -302,30 +309,62 @@ class HuggingFaceTarget(Target):
         self._compiled_parts.clear()
         self.compilations += 1
 
-    def _use_product(self, own: Product | None) -> None:
+    def _use_product(self, own: Product | None, gpu_body: BodyMaker | None = None) -> None:
         use_product(self.model, own)
-        self._product = own
+        self._product, self._gpu_body = own, gpu_body
         self._body = self.new_body()
         give_back_memory()
 
-    def _check_compiled(self, found: CompiledForward, layers: tuple[int, ...]) -> None:
-        """Refuses a compiled forward whose rows, or hidden states, are not the model's own."""
+    def _tried_body(self) -> BodyMaker | None:
+        """What makes a GPU's attention, if there is any, and the model's rows come out by it."""
+        if not (host.on_gpu(self.device) and isinstance(self._door, InterfaceDoor)):
+            return None
+        made = triton_body(self.device, self.dtype)
+        if made is None:
+            return None
+        try:
+            error = self._error_of(None, (), made())
+            reason = f"rows differ from its own by {error:.1e} of the largest logit"
+        except Exception as failure:
+            error, reason = float("inf"), first_line(failure)
+        if is_close(self.model, error):
+            return made
+        name = self.model.config.model_type
+        warn(f"Triton's attention is not used for the {name} model: {reason}")
+        return None
+
+    def _faster(self, shown: Tapped | Part | None = None) -> Faster | None:
+        """The model's forwards, or some of its layers, as this device keeps them."""
+        if not host.on_gpu(self.device):
+            return compiled_forward(self.model, self._door, build=self._builds, tapped=shown)
+        assert not isinstance(shown, Part)
+        if not self._builds:
+            return None
+        return graphed_forward(self.model, self._door, self._gpu_body, shown)
+
+    def _check_compiled(self, found: Faster, layers: tuple[int, ...]) -> None:
+        """Refuses a forward whose rows, or hidden states, are not the model's own."""
+        error = self._error_of(found, layers, self._body)
+        if not is_close(self.model, error):
+            raise UnsupportedModel(
+                f"compile=True: the compiled {self.model.config.model_type} model gives rows that "
+                f"differ from its own by {error:.1e} of the largest number; {found.remedy}"
+            )
+
+    def _error_of(self, found: Faster | None, layers: tuple[int, ...], body: Body) -> float:
+        """How far rows are from those of the model's own forward with plain attention."""
         error = 0.0
         for attempt in range(EXPERT_TRIALS if has_experts(self.model) else 1):
             texts = trial_texts(self.vocab_size, self.device, attempt)
             with self.uncompiled(), self._attending(attend_cpu):
                 own = self._all_tried(texts, layers)
-            with self._running(found, layers):
+            with self._running(found, layers), self._attending(body):
                 compiled = self._all_tried(texts, layers)
             pairs = zip(compiled, own, strict=True)
             error = max(float(row_errors(ours, due).max()) for ours, due in pairs)
             if is_close(self.model, error):
-                return
-        raise UnsupportedModel(
-            f"compile=True: the compiled {self.model.config.model_type} model gives rows that "
-            f"differ from its own by {error:.1e} of the largest number; leave it out, and "
-            f"remove {str(found.folder)!r}"
-        )
+                break
+        return error
 
     def _all_tried(self, texts: TrialTexts, layers: tuple[int, ...]) -> list[Tensor]:
         """Logits of texts read row by row and in every other way; hidden states, if any."""
@@ -357,9 +396,7 @@ class HuggingFaceTarget(Target):
             self._body = before
 
     @contextmanager
-    def _running(
-        self, compiled: CompiledForward | None, layers: tuple[int, ...] = ()
-    ) -> Iterator[None]:
+    def _running(self, compiled: Faster | None, layers: tuple[int, ...] = ()) -> Iterator[None]:
         before, taps, part = self._compiled, dict(self._compiled_taps), self._part
         self._compiled, self._part = compiled, None
         if layers:
@@ -408,10 +445,10 @@ class HuggingFaceTarget(Target):
             Tapped(layers, lambda: gate.noting([layer - 1 for layer in layers]))
         )
 
-    def _compiled_with(self, shown: Tapped | Part) -> CompiledForward | None:
-        """A package for some hidden states or layers; None where the model's own forward runs."""
+    def _compiled_with(self, shown: Tapped | Part) -> Faster | None:
+        """What is kept of some hidden states or layers; None: the model's own forward runs."""
         try:
-            found = compiled_forward(self.model, self._door, build=self._builds, tapped=shown)
+            found = self._faster(shown)
             if found is not None and isinstance(shown, Tapped):
                 self._check_compiled(found, shown.layers)
         except ModelError as error:
@@ -426,7 +463,7 @@ class HuggingFaceTarget(Target):
 
     @property
     def runs_compiled(self) -> bool:
-        """Whether forwards that are asked for logits run as machine code now."""
+        """Whether forwards that are asked for logits run as machine code, or as graphs, now."""
         return self._compiled is not None
 
     def compiled_part(self, part: Part) -> CompiledForward | None:
@@ -434,9 +471,12 @@ class HuggingFaceTarget(Target):
 
         Whoever asks holds what it makes against the model's own layers.
         """
-        found = self._compiled_with(part) if self.runs_compiled else None
-        if found is not None:
-            self._compiled_parts.append(found)
+        if not isinstance(self._compiled, CompiledForward):
+            return None
+        found = self._compiled_with(part)
+        if not isinstance(found, CompiledForward):
+            return None
+        self._compiled_parts.append(found)
         return found
 
     @contextmanager
@@ -476,7 +516,9 @@ class HuggingFaceTarget(Target):
             )
 
     def new_body(self) -> Body:
-        """The fastest attention that the target's products have, for forwards of another cache."""
+        """The fastest attention that the target has, for forwards of another cache."""
+        if self._gpu_body is not None:
+            return self._gpu_body()
         own = None if self._product is None else self._product.attention()
         return attend_cpu if own is None else own
 
@@ -564,9 +606,9 @@ class HuggingFaceTarget(Target):
             "linears": linears,
             "own_products": uses_product(self.model),
             "own_attention": isinstance(self._door, InterfaceDoor)
-            and isinstance(self._body, OwnAttention)
+            and isinstance(self._body, PoolBody)
             and self._body.takes_all
-            and self.dtype in OWN_DTYPES,
+            and self.dtype in self._body.dtypes,
             "strict": self.strict,
             "compiled": self._compiled is not None,
             "vocab_size": self.vocab_size,
@@ -638,7 +680,7 @@ class HuggingFaceTarget(Target):
         self._texts.close(seq)
 
     def _forward(self, rows: Rows, plan: Plan, pad: int) -> Tensor:
-        tokens = rows.tokens_R.to(self.device)
+        tokens = host.send(rows.tokens_R, self.device)
         wanted, taps = rows.logits_rows, self._taps
         if self._part is not None:
             logits = self._part(tokens, plan.positions, wanted)
@@ -646,7 +688,8 @@ class HuggingFaceTarget(Target):
         compiled = self._compiled
         if compiled is not None and taps is not None:
             compiled = self._compiled_taps.get(taps.layers)
-        if compiled is not None and (wanted is None or wanted.numel() > 0):
+        some = wanted is None or wanted.numel() > 0
+        if compiled is not None and some and len(tokens) <= compiled.most_rows:
             wanted = torch.arange(len(tokens)) if wanted is None else wanted
             logits, hidden = compiled(tokens[None], plan.positions[None], wanted)
             if taps is not None and hidden is not None:
@@ -671,7 +714,7 @@ class HuggingFaceTarget(Target):
         if wanted.numel() == 0:
             self.model.base_model(**inputs)
             return self._no_logits()
-        wanted = wanted.to(self.device)
+        wanted = host.send(wanted, self.device)
         if not self._picks_rows:
             return self.model(**inputs).logits[0, wanted]
         # The output layer, too, keeps to the canonical row count.

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from outrider.cache import CacheManager, Slots
+from outrider.decoding import host
 from outrider.errors import InvalidConfig
 from outrider.models.base import MAX_TREE_NODES, Rows
 from outrider.models.reach import Reach
@@ -68,7 +69,7 @@ class Span:
     `length` tokens are committed, `slots` says where these, the rows staged before and the new rows
     lie; the span's own rows are tokens `slots.count - (last - first) .. slots.count - 1`.
     `positions` are the positions of all staged rows, `ancestors` their bitmasks; both None for a
-    chain. What the rows see begins at a multiple of `align`.
+    chain. What the rows see begins at a multiple of `align`. All tensors are the host's.
     """
 
     first: int
@@ -78,7 +79,6 @@ class Span:
     positions: Tensor | None
     ancestors: Tensor | None
     align: int
-    device: torch.device
     _visible: dict[tuple[Reach | None, torch.device], Visible] = field(default_factory=dict)
     _places: dict[torch.device, Tensor] = field(default_factory=dict[torch.device, Tensor])
 
@@ -121,12 +121,8 @@ class Span:
         return found
 
     def _work_out(self, reach: Reach | None) -> Visible:
-        count, rows, device = self.slots.count, self.num_rows, self.device
-        row = (
-            torch.arange(count - rows, count, device=device)
-            if self.positions is None
-            else self.positions[-rows:]
-        )
+        count, rows = self.slots.count, self.num_rows
+        row = _positions(self)
         # The first key any row sees, moved back to where a block of the canonical order begins.
         lowest = 0 if reach is None else max(0, reach.lowest(self.lowest_position))
         first = min(lowest, self.length) // self.align * self.align
@@ -137,20 +133,20 @@ class Span:
             masked = first if cut is not None else count - rows
             if rows == 1 and cut is None:
                 return Visible(first, count, None, self.length)
-            key = torch.arange(masked, count, device=device)
+            key = torch.arange(masked, count)
             hidden = key > row[:, None]
             if cut is not None:
                 hidden |= key < cut.lowest(row)[:, None]
             return Visible(first, masked, hidden, self.length)
         assert self.positions is not None
-        nodes = torch.arange(self.num_staged, device=device)
+        nodes = torch.arange(self.num_staged)
         own = (self.ancestors[-rows:, None] >> nodes & 1).bool()
         paths = tuple(path.nonzero().flatten() for path in own) if self.align > 1 else None
         hidden = ~own
         masked = first if cut is not None else self.length
         if cut is not None:
             hidden |= self.positions < cut.lowest(row)[:, None]
-            before = torch.arange(masked, self.length, device=device) < cut.lowest(row)[:, None]
+            before = torch.arange(masked, self.length) < cut.lowest(row)[:, None]
             hidden = torch.cat((before, hidden), -1)
         return Visible(first, masked, hidden, self.length, paths)
 
@@ -162,14 +158,14 @@ def _moved(visible: Visible, device: torch.device) -> Visible:
         return visible
     return replace(
         visible,
-        hidden=hidden.to(device),
-        paths=None if paths is None else tuple(path.to(device) for path in paths),
+        hidden=host.send(hidden, device),
+        paths=None if paths is None else tuple(host.send(path, device) for path in paths),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One forward: its spans, in row order, and the rows' positions `[R]` int64."""
+    """One forward: its spans, in row order, and the rows' positions `[R]` int64, on its device."""
 
     spans: tuple[Span, ...]
     positions: Int64[Tensor, " R"]
@@ -180,6 +176,7 @@ def make_plan(
 ) -> Plan:
     """Reserve slots for the rows and work out who sees what; stages nothing.
 
+    It is worked out on the host, which waits for no device; the positions are sent to `device`.
     `pad` rows without a span follow at position 0: attention gives them zeros. What a span sees
     begins at a multiple of `align` tokens.
 
@@ -193,16 +190,17 @@ def make_plan(
     first = 0
     for seq, count in zip(rows.seqs, rows.counts, strict=True):
         last = first + count
-        own = None if rows.ancestors_R is None else rows.ancestors_R[first:last].to(device)
+        own = None if rows.ancestors_R is None else rows.ancestors_R[first:last].cpu()
         nodes, places = _tree(cache, seq, count, own)
         slots = cache.reserve(seq, count)
-        span = Span(first, last, cache.length(seq), slots, places, nodes, align, device)
+        span = Span(first, last, cache.length(seq), slots, places, nodes, align)
         positions.append(_positions(span))
         spans.append(span)
         first = last
     if pad:
-        positions.append(torch.zeros(pad, dtype=torch.int64, device=device))
-    return Plan(tuple(spans), positions[0] if len(positions) == 1 else torch.cat(positions))
+        positions.append(torch.zeros(pad, dtype=torch.int64))
+    positions_R = positions[0] if len(positions) == 1 else torch.cat(positions)
+    return Plan(tuple(spans), host.send(positions_R, device))
 
 
 def _tree(
@@ -224,10 +222,8 @@ def _tree(
         raise InvalidConfig(
             f"a tree of {total} staged nodes; at most {MAX_TREE_NODES} fit, draft fewer"
         )
-    nodes = torch.arange(total, device=own.device)
-    ancestors = torch.cat(
-        (chain_ancestors(staged).to(own.device) if before is None else before, own)
-    )
+    nodes = torch.arange(total)
+    ancestors = torch.cat((chain_ancestors(staged) if before is None else before, own))
     bits = ancestors[:, None] >> nodes & 1
     beyond = ancestors >> total if total < MAX_TREE_NODES else torch.zeros(())
     if bool((bits.diagonal() != 1).any() | torch.triu(bits, 1).any() | beyond.any()):
@@ -246,7 +242,7 @@ def chain_ancestors(count: int) -> Tensor:
 
 def _positions(span: Span) -> Tensor:
     if span.positions is None:
-        return torch.arange(span.slots.count - span.num_rows, span.slots.count, device=span.device)
+        return torch.arange(span.slots.count - span.num_rows, span.slots.count)
     return span.positions[-span.num_rows :]
 
 

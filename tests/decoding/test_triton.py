@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
 from outrider import noise
 from outrider.decoding import RULES, Draft, Law, RoundNoise, TargetLogits, host, laws, sampling
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 pytest.importorskip("triton")
 
 from outrider.decoding import triton_race, triton_rows

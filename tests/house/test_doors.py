@@ -28,7 +28,7 @@ DOORS: dict[str, set[str]] = {
     "llguidance": {"models"},
     "llama_cpp": {"models"},
     "pytest": {"certify"},
-    "triton": {"decoding"},
+    "triton": {"decoding", "models"},
     "beartype": set(),
 }
 EVERYWHERE = {"torch", "numpy", "outrider"}

@@ -1,0 +1,360 @@
+"""Forwards of few rows as graphs; where there is no CUDA, replaying is running the same again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import LlamaConfig
+
+from outrider import SamplingParams, SpeculativeDecoder, SpeculativeDecoderConfig
+from outrider.decoding import host
+from outrider.errors import UnsupportedModel
+from outrider.models import graphs
+from outrider.models.base import Rows
+from outrider.models.graphs import WIDTHS, GraphedForward, HeldTables, Shape
+from outrider.models.hf import HuggingFaceTarget
+from outrider.models.plan import make_plan
+from tests.models.families import (
+    SHAPE,
+    ancestors_of,
+    random_model,
+    random_tokens,
+    relative_error,
+    with_weights,
+)
+
+pytest.importorskip("triton")
+
+from outrider.models.triton_attention import TritonAttention
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+BOUND = 1e-4
+TREE = [-1, 0, 0, 1, 2]
+
+
+@pytest.fixture(autouse=True)
+def _way_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    if DEVICE.type == "cpu":
+        # It takes the interpreter six seconds, and test_triton_attention.py goes further.
+        monkeypatch.setattr(graphs, "_why_no_triton", lambda device, dtype: None)
+    with host.as_on_gpu():
+        yield
+
+
+def target_of(family: str | None = None) -> HuggingFaceTarget:
+    """A target of a family; None: a Llama of few heads, as each costs the interpreter its time."""
+    if family is not None:
+        return HuggingFaceTarget(random_model(family).to(DEVICE))
+    few = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    model = with_weights(LlamaConfig(**{**SHAPE, **few}))
+    return HuggingFaceTarget(model.to(DEVICE))
+
+
+def graphed(target: HuggingFaceTarget) -> GraphedForward:
+    """The target's forward from here on, with nothing captured."""
+    made = graphs.graphed_forward(target.model, target._door, TritonAttention)
+    target._compiled, target._gpu_body, target._builds = made, TritonAttention, True
+    return made
+
+
+def rows_of(
+    seqs: tuple[int, ...],
+    counts: tuple[int, ...],
+    *,
+    parents: list[int] | None = None,
+    wanted: list[int] | None = None,
+    seed: int = 1,
+) -> Rows:
+    masks = None if parents is None else torch.cat([ancestors_of(parents)] * len(seqs))
+    tokens = random_tokens(sum(counts), seed)
+    return Rows(
+        seqs, counts, tokens, masks, None if wanted is None else torch.tensor(wanted).long()
+    )
+
+
+def both(target: HuggingFaceTarget, rows: Rows) -> tuple[Tensor, Tensor]:
+    """Logits by graphs and by the model's own forward; the rows stay staged."""
+    with target.uncompiled():
+        own = target.score(rows)
+    for seq in rows.seqs:
+        target.discard(seq)
+    return target.score(rows), own
+
+
+def open_at(target: HuggingFaceTarget, *lengths: int) -> tuple[int, ...]:
+    seqs = tuple(target.open(1) for _ in lengths)
+    with target.uncompiled():
+        for seq, length in zip(seqs, lengths, strict=True):
+            target.read(seq, random_tokens(length, seq).tolist())
+    return seqs
+
+
+def test_rows_are_those_of_the_models_own_forward():
+    """Padded widths, wanted rows, trees, two texts; no graph anew for what was seen."""
+    target = target_of()
+    made, seqs = graphed(target), open_at(target, 70, 9)
+    steps = [
+        rows_of(seqs[:1], (1,)),
+        rows_of(seqs[:1], (5,), wanted=[0, 4]),
+        rows_of(seqs, (4, 6), wanted=[9]),
+        rows_of(seqs, (5, 5), parents=TREE),
+        rows_of(seqs[1:], (5,), parents=TREE, wanted=[1, 2]),
+    ]
+    for again in range(2):
+        for rows in steps:
+            found, own = both(target, rows)
+            assert found.shape == own.shape and relative_error(found, own) < BOUND
+            for seq in rows.seqs:
+                target.commit(seq, 1)
+        # Chains and trees of one width are one graph.
+        assert made.captures == 3, again
+    assert {shape.width for shape in made._graphs} == {1, 5, 12}
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt-oss", "llama4"])
+def test_families_have_the_same_rows(family: str):
+    """Windows of some layers and not of others, sinks, chunks, rows that are counted."""
+    target = target_of(family)
+    graphed(target)
+    seqs = open_at(target, 20, 3)
+    for seed in range(2):
+        found, own = both(target, rows_of(seqs, (5, 5), parents=TREE, seed=seed))
+        assert relative_error(found, own) < BOUND
+        for seq in seqs:
+            target.commit(seq, [0, 2, 4])
+
+
+def test_rows_left_over_from_a_wider_forward_change_nothing():
+    target = target_of()
+    made, seqs = graphed(target), open_at(target, 9)
+    target.score(rows_of(seqs, (12,)))
+    target.discard(seqs[0])
+    found, own = both(target, rows_of(seqs, (10,), seed=3))
+    assert made.captures == 1 and relative_error(found, own) < BOUND
+
+
+def test_what_came_out_is_not_written_over():
+    target = target_of()
+    graphed(target)
+    seqs = open_at(target, 9)
+    first = target.score(rows_of(seqs, (2,)))
+    before = first.clone()
+    target.discard(seqs[0])
+    target.score(rows_of(seqs, (2,), seed=5))
+    assert torch.equal(first, before)
+
+
+def test_graphs_go_when_the_pools_do():
+    target = target_of()
+    made, seqs = graphed(target), open_at(target, 60)
+    target.score(rows_of(seqs, (2,)))
+    target.commit(seqs[0], 2)
+    kept = list(made._graphs.values())
+    target.score(rows_of(seqs, (2,)))
+    assert made.captures == 1 and list(made._graphs.values()) == kept
+    target.commit(seqs[0], 2)
+    more = open_at(target, 200)
+    found, own = both(target, rows_of(seqs, (2,)))
+    assert made.captures == 2 and relative_error(found, own) < BOUND
+    for seq in (*seqs, *more):
+        target.close(seq)
+    target.limit_cache(None)
+    found, own = both(target, rows_of(open_at(target, 3), (2,)))
+    assert made.captures == 3 and relative_error(found, own) < BOUND
+
+
+def test_hidden_states_come_out_of_graphs_of_their_own():
+    target, layers = target_of(), (1, 2)
+    graphed(target)
+    seqs = open_at(target, 9, 4)
+    rows = rows_of(seqs, (2, 3), wanted=[4])
+    with target.uncompiled(), target.tapping(layers) as own:
+        due = target.score(rows)
+    for seq in seqs:
+        target.discard(seq)
+    with target.tapping(layers) as taps:
+        logits = target.score(rows)
+    made = target._compiled_taps[layers]
+    assert isinstance(made, GraphedForward) and made.captures
+    assert relative_error(logits, due) < BOUND
+    for seq in seqs:
+        assert taps.of(seq).shape == own.of(seq).shape
+        assert relative_error(taps.of(seq), own.of(seq)) < BOUND
+
+
+def test_many_rows_and_rows_without_logits_are_the_models_own():
+    target = target_of()
+    made, seqs = graphed(target), open_at(target, 3)
+    target.score(rows_of(seqs, (3,), wanted=[]))
+    assert target.score(rows_of(seqs, (WIDTHS[-1] + 1,), wanted=[1])).shape[0] == 1
+    assert made.captures == 0
+
+
+def test_compile_makes_graphs_and_auto_the_attention_alone():
+    target = target_of()
+    assert not target.compile(build=False) and not target.info()["compiled"]
+    assert isinstance(target._body, TritonAttention) and target.info()["own_attention"]
+    assert target.compile() and target.info()["compiled"] and target.info()["own_attention"]
+    with target.compiled(build=True):
+        assert target.runs_compiled
+    assert not target.runs_compiled and not target.info()["own_attention"]
+
+
+def test_weights_that_lie_elsewhere_drop_the_graphs():
+    target = target_of()
+    made, seqs = graphed(target), open_at(target, 5)
+    target.score(rows_of(seqs, (1,)))
+    target.close(seqs[0])
+    name = "model.layers.0.mlp.up_proj.weight"
+    target.update_weights({name: target.model.state_dict()[name] * 1.5})
+    assert made._graphs, "copied into place"
+    found, own = both(target, rows_of(open_at(target, 5), (1,)))
+    assert made.captures == 1 and relative_error(found, own) < BOUND
+    layer = target.model.get_submodule("model.layers.0.mlp.up_proj")
+    layer.weight = nn.Parameter(layer.weight.detach() * 1.5)
+    made.bind()
+    assert not made._graphs
+
+
+class Unread(TorchDispatchMode):
+    """Fails where the host reads numbers of a tensor that is not known to be the host's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        waits = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal")
+        self.reads += any(name in str(func) for name in waits)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_replay_is_filled_without_reading_the_device(monkeypatch: pytest.MonkeyPatch):
+    """The plan is the host's; what a replay is filled with and gives is not looked at."""
+    target = target_of()
+    made, seqs = graphed(target), open_at(target, 70, 9)
+    rows = rows_of(seqs, (5, 5), parents=TREE, wanted=[0, 4])
+    target.score(rows)
+    assert made.captures == 1
+    for seq in seqs:
+        target.discard(seq)
+    # The kernels of the interpreter are no tensor operations: what they read is not seen.
+    call, seen = GraphedForward.__call__, []
+
+    def watched(self: GraphedForward, *given: Tensor) -> Any:
+        with Unread() as mode:
+            found = call(self, *given)
+        seen.append(mode.reads)
+        return found
+
+    monkeypatch.setattr(GraphedForward, "__call__", watched)
+    target.score(rows)
+    assert seen == [0]
+    with Unread() as mode:
+        assert bool(torch.ones(1) > 0)
+    assert mode.reads == 1, "a read must be seen"
+
+
+def test_refusals_name_the_model_and_the_remedy(monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(UnsupportedModel, match=r"falcon model keeps its own.*leave compile out"):
+        target_of("falcon").compile()
+    target = target_of()
+    target.model.hf_device_map = {"a": 0, "b": 1}
+    with pytest.raises(UnsupportedModel, match="spread over several devices"):
+        target.compile()
+    del target.model.hf_device_map
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(graphs, "_recorded", fails)
+        with pytest.raises(UnsupportedModel, match=r"llama model cannot be a graph.*not permitted"):
+            target.compile()
+    assert not target.runs_compiled and not target.info()["own_attention"]
+    with monkeypatch.context() as patch:
+        patch.setattr(graphs, "find_spec", lambda name: None)
+        assert not target.compile(build=False)
+        with pytest.raises(UnsupportedModel, match="Triton's attention is not to be had"):
+            target.compile()
+
+
+def test_graphs_that_are_off_are_refused(monkeypatch: pytest.MonkeyPatch):
+    def off(self: HeldTables, plan: Any) -> None:
+        self._plan = plan
+
+    monkeypatch.setattr(HeldTables, "fill", off)
+    with pytest.raises(UnsupportedModel, match=r"differ from its own by.*leave compile out"):
+        target_of().compile()
+
+
+def test_attention_that_is_off_is_warned_of_and_not_used(monkeypatch: pytest.MonkeyPatch):
+    over_pool = TritonAttention.over_pool
+    monkeypatch.setattr(TritonAttention, "over_pool", lambda *given: over_pool(*given) * 1.1)
+    target = target_of()
+    with pytest.warns(UserWarning, match="not used for the llama model: rows differ"):
+        assert not target.compile(build=False)
+    assert not target.info()["own_attention"]
+
+
+def test_a_shape_has_room_for_every_way_its_rows_may_lie():
+    for counts in ((1,) * 7, (5, 2), (2, 5), (7,), (3, 3, 1)):
+        cache = target_of()._cache
+        seqs = tuple(cache.open(1) for _ in counts)
+        plan = make_plan(cache, rows_of(seqs, counts), DEVICE)
+        shape = Shape.of(plan, 7)
+        for per_group in (1, 8, 16, 32, 64):
+            layout = shape.layout(per_group)
+            tiles = sum(-(-count // layout.per_tile) for count in counts)
+            assert shape.width == layout.rows == 7 and tiles <= layout.tiles <= 7
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_texts_are_those_of_the_plain_way(temperature: float):
+    """Prompt, drafts, verification and commits, all by the way of a GPU."""
+    sampling = SamplingParams(temperature=temperature, ignore_eos=True)
+    config = SpeculativeDecoderConfig(k=3, sampling=sampling)
+    prompts = [random_tokens(5).tolist(), random_tokens(66, 2).tolist()]
+
+    def texts(target: HuggingFaceTarget) -> list[list[int]]:
+        decoder = SpeculativeDecoder(target_of(), target, config)
+        return decoder.generate_batch(prompts, 6, seed=7)
+
+    target = target_of()
+    made = graphed(target)
+    found = texts(target)
+    assert made.captures and [len(text) for text in found] == [6, 6]
+    token = host._AS_ON_GPU.set(DEVICE.type == "cuda")
+    try:
+        assert texts(target_of()) == found
+    finally:
+        host._AS_ON_GPU.reset(token)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="captures CUDA graphs")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_captured_graphs_give_the_same_rows(dtype: torch.dtype):
+    """On a GPU alone: what is captured is replayed, over caches that grow."""
+    target = HuggingFaceTarget(random_model("llama").to("cuda", dtype))
+    assert target.compile()
+    assert isinstance(target._compiled, GraphedForward)
+    seqs = open_at(target, 70, 9)
+    bound = BOUND if dtype is torch.float32 else 0.1
+    for seed in range(3):
+        for rows in (rows_of(seqs[:1], (3,), seed=seed), rows_of(seqs, (5, 5), parents=TREE)):
+            found, own = both(target, rows)
+            assert relative_error(found.float(), own.float()) < bound
+            for seq in rows.seqs:
+                target.commit(seq, 1)
+    captures = target._compiled.captures
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        target.score(rows_of(seqs[:1], (3,)))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert target._compiled.captures == captures
