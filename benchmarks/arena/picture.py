@@ -18,6 +18,7 @@ COLOURS = {
     "openvino": "#5b8c5a",
     "vllm": "#c8553d",
 }
+DASHES = ("-", "--", ":", "-.")
 
 
 def draw(found: Found, path: Path) -> None:
@@ -67,7 +68,10 @@ def _bars(axis: Any, cell: str, rows: list[Row]) -> None:
 
 
 def _lines(axis: Any, found: Found, cells: list[str]) -> None:
-    """Speed-up over plain decoding of the same engine, over alpha; a line per engine and c."""
+    """Speed-up over plain decoding of the same engine, over alpha; a line per engine and c.
+
+    Engines differ by colour, what they ran by its dashes.
+    """
     points: dict[tuple[str, str], list[tuple[float, Interval]]] = {}
     costs: dict[tuple[str, str], list[float]] = {}
     for cell in cells:
@@ -77,21 +81,32 @@ def _lines(axis: Any, found: Found, cells: list[str]) -> None:
                 key = row.arm.engine, shape
                 points.setdefault(key, []).append((found.alpha_of(cell) or 0.0, row.over_plain))
                 costs.setdefault(key, []).extend(filter(None, [found.cost_of(cell)]))
+    shapes = list(dict.fromkeys(shape for _, shape in points))
+    # What is the same of all lines stands above them.
+    shared = [word for word in shapes[0].split() if all(word in one.split() for one in shapes)]
     for (engine, shape), known in points.items():
         known.sort(key=lambda pair: pair[0])
         measured = costs[engine, shape]
-        label = f"{engine}, {shape}"
+        label = " ".join([engine, *(word for word in shape.split() if word not in shared)])
         if measured:
-            label += f", c measured as {sum(measured) / len(measured):.2f}"
+            label += f" ({sum(measured) / len(measured):.2f} measured)"
         means = [ratio.mean for _, ratio in known]
         below = [ratio.mean - ratio.low for _, ratio in known]
         above = [ratio.high - ratio.mean for _, ratio in known]
         at = [alpha for alpha, _ in known]
         axis.errorbar(
-            at, means, yerr=[below, above], fmt="o-", capsize=3, color=COLOURS[engine], label=label
+            at,
+            means,
+            yerr=[below, above],
+            marker="o",
+            linestyle=DASHES[shapes.index(shape) % len(DASHES)],
+            capsize=3,
+            color=COLOURS[engine],
+            label=label,
         )
     axis.axhline(1.0, color="grey", linewidth=0.8)
-    axis.set_title("Speed-up by acceptance: above the grey line drafts pay", fontsize=9)
+    title = "Speed-up by acceptance: above the grey line drafts pay"
+    axis.set_title(f"{title}\n{' '.join(shared)}", fontsize=9)
     axis.set_xlabel("imposed acceptance alpha, chance that a drafted token is kept")
     axis.set_ylabel("times as fast as the same engine's plain decoding")
-    axis.legend(fontsize=7)
+    axis.legend(fontsize=7, ncols=len(shapes), loc="upper center", bbox_to_anchor=(0.5, -0.12))
