@@ -17,13 +17,13 @@ LOOKS, BETWEEN_S = 3, 0.002
 def others_at_work() -> bool | None:
     """Whether other threads want cores that torch's would wait on; None where one cannot tell."""
     try:
-        running = min(_num_running() for _ in range(LOOKS))
+        running, others = map(min, zip(*(_num_running() for _ in range(LOOKS)), strict=True))
     except (OSError, ValueError, IndexError):
         return None
     # This thread is one of those that run: where none is, the number means nothing.
     if running < 1:
         return None
-    return running - 1 + len(os.sched_getaffinity(0)) > (os.cpu_count() or 1)
+    return others + len(os.sched_getaffinity(0)) > (os.cpu_count() or 1)
 
 
 def spinning(num_threads: int) -> str | None:
@@ -37,7 +37,20 @@ def spinning(num_threads: int) -> str | None:
     )
 
 
-def _num_running() -> int:
-    """Threads that run or could run just now on the whole machine, this one included."""
+def _num_running() -> tuple[int, int]:
+    """Threads that run or could run just now on the whole machine, and those of other processes.
+
+    Libraries' own threads spin for a while after they are started: these are no neighbours.
+    """
     time.sleep(BETWEEN_S)
-    return int(Path("/proc/loadavg").read_text("ascii").split()[3].split("/")[0])
+    running = int(Path("/proc/loadavg").read_text("ascii").split()[3].split("/")[0])
+    return running, running - sum(map(_runs, Path("/proc/self/task").iterdir()))
+
+
+def _runs(task: Path) -> bool:
+    """Whether a thread runs or could; one that is gone does not."""
+    try:
+        # Its name, in parentheses, may hold anything.
+        return (task / "stat").read_text("utf-8", "replace").rpartition(") ")[2][:1] == "R"
+    except FileNotFoundError:
+        return False

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import outrider.engine.engine as engine_module
 from outrider.bench.machine import read_bandwidth
@@ -28,7 +28,9 @@ from outrider.engine.laps import Laps, Stage
 from outrider.errors import InvalidConfig, UnsupportedModel
 from outrider.llm import LLM
 from outrider.llm.load import draft_models
-from outrider.models.attention_op import Forward
+from outrider.models.attention_op import Forward, current
+from outrider.models.calls import Times
+from outrider.models.compiled import CompiledForward
 from outrider.models.hf import HuggingFaceTarget
 from outrider.models.libllama import LibllamaTarget
 from outrider.models.packing import FusedLinear, OwnLinear, PackedLinear
@@ -121,6 +123,14 @@ class Clock:
         """One call of a stage, and what it has read."""
         spent = self._book.stages[stage]
         spent.calls += 1
+        spent.num_bytes += num_bytes
+
+    def lay_aside(self, stage: tuple[str, str], seconds: float, calls: int, num_bytes: int) -> None:
+        """So much of the stage under way was another's: calls that took their own time."""
+        self._book.stages[self._at].seconds -= seconds
+        spent = self._book.stages[stage]
+        spent.seconds += seconds
+        spent.calls += calls
         spent.num_bytes += num_bytes
 
     def step(self, *, reads: bool) -> None:
@@ -234,6 +244,9 @@ def hooked(llm: LLM, clock: Clock, *, inside: bool = True) -> Iterator[None]:
         placed.enter_context(_instead(engine, "step", _stepping(engine, clock)))
         for owner, name, call in _hooks(llm, clock) if inside else ():
             placed.enter_context(_instead(owner, name, call))
+        for package in _packages(llm) if inside else ():
+            times = placed.enter_context(package.timed())
+            placed.enter_context(_instead(package, "outputs", _told(package, times, clock)))
         clock._last = time.perf_counter()
         yield
 
@@ -322,6 +335,33 @@ def _hooks(llm: LLM, clock: Clock) -> Iterator[tuple[Any, str, Any]]:
                 yield timed(linear, "forward", None, stage, lambda *_, size=size: size)
 
 
+def _packages(llm: LLM) -> list[CompiledForward]:
+    """The machine code that runs, which times its own calls: they pass no hook."""
+    models = (model for model in _models(llm) if isinstance(model, HuggingFaceTarget))
+    return [package for model in models for package in model.packages]
+
+
+def _told(package: CompiledForward, times: Times, clock: Clock) -> Callable[..., list[Tensor]]:
+    """A package's forward, whose calls are laid aside by their stages."""
+    outputs = package.outputs
+    stages = {id(linear): stage for linear, stage in linears_of(package.model)}
+
+    def telling(inputs: list[Tensor]) -> list[Tensor]:
+        found = outputs(inputs)
+        *linears, (seconds, calls) = times.taken()
+        for linear, (own_s, own_calls) in zip(package.linears, linears, strict=True):
+            if own_calls:
+                stage = clock.part, stages[id(linear)]
+                clock.lay_aside(stage, own_s, own_calls, own_calls * weight_bytes(linear))
+        if calls:
+            # Layers that are not called directly pass a hook, and so does what they read.
+            read = cached_bytes_of_all(current()) * calls // max(1, len(current().cache.pools))
+            clock.lay_aside((clock.part, "attention"), seconds, calls, read)
+        return found
+
+    return telling
+
+
 def _models(llm: LLM) -> list[Any]:
     """Target and draft models, each once."""
     found = (llm.target, *draft_models(llm.drafter))
@@ -356,6 +396,14 @@ def cached_bytes(forward: Forward, layer: int, _: Any, keys: Any, values: Any, *
     reach = forward.reaches.get(layer)
     return of_token * sum(
         span.slots.count - span.visible(reach, keys.device).first for span in forward.plan.spans
+    )
+
+
+def cached_bytes_of_all(forward: Forward) -> int:
+    """The same of all layers of a forward."""
+    return sum(
+        cached_bytes(forward, layer, None, pool.keys[None], pool.values[None])
+        for layer, pool in forward.cache.pools.items()
     )
 
 

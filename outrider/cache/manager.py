@@ -5,7 +5,7 @@ Staging is two steps, so that a failing forward leaves nothing behind: `reserve`
 staged rows. Sequences that begin with the same tokens share the full blocks of those.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -191,6 +191,11 @@ class CacheManager:
         return Slots(
             count, blocks[0] * BLOCK_SLOTS if is_run else None, () if is_run else tuple(blocks)
         )
+
+    @property
+    def pools(self) -> Mapping[int, LayerPool]:
+        """The pools there are, by layer; other ones whenever `pools_made` counts up."""
+        return self._pools
 
     def pool(self, layer: int, keys_like: Tensor, values_like: Tensor) -> LayerPool:
         """Return the layer's pool, made at first use for rows `[kv_heads, rows, head_dim]`."""

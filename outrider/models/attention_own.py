@@ -7,6 +7,7 @@ is summed in float32. What a row becomes does not depend, to the bit, on the row
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -88,7 +89,7 @@ class OwnAttention(PoolBody):
         """Write the rows' keys and values and return their attention; None: not taken."""
         query, _, values = rows_QKV
         heads, rows, _ = query.shape
-        spans = self._spans(plan, reach)
+        spans = self.spans(plan, reach)
         if spans.rows > rows or not _takes(rows_QKV, pool, options):
             self.takes_all = False
             return None
@@ -138,7 +139,13 @@ class OwnAttention(PoolBody):
                 "there is no memory for the scores of a few rows; free some, or shorten the texts"
             )
 
-    def _spans(self, plan: Plan, reach: Reach | None) -> Spans:
+    @property
+    def address(self) -> int:
+        """Of the code, for machine code that calls it by itself."""
+        return ctypes.cast(self._products.run_attention, ctypes.c_void_p).value or 0
+
+    def spans(self, plan: Plan, reach: Reach | None) -> Spans:
+        """A plan's spans under a reach, worked out once for all layers of a forward."""
         known = self._known
         if known[0] is not plan:
             known = self._known = plan, {}

@@ -3,8 +3,9 @@
 The family's own forward is traced once. Attention and the arranged linear layers stay calls of
 Outrider's, as two opaque operators, so that no length of the cache and no layout of a weight is in
 the package; what lies between them (norms, rotations, gates, sums) becomes a few fused loops
-without Python. Weights are not in it either: they are bound when it is loaded. Packages are kept in
-a folder of the user's own and read from nowhere else.
+without Python. The operators are called without it, too, where Outrider's own products and
+attention compute them (`calls`). Weights are not in a package either: they are bound when it is
+loaded. Packages are kept in a folder of the user's own and read from nowhere else.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from transformers import PreTrainedModel
 
 from outrider.errors import ModelError, UnsupportedModel
 from outrider.models.attention_op import Forward, Options, current, running
+from outrider.models.calls import SHIMS, Times, Told, enter_calls
 from outrider.models.doors import Door, InterfaceDoor
 from outrider.models.packages import cache_folder, check_owner, first_line, keeping, key_of, making
 from outrider.models.packing import FusedLinear, OwnLinear, arrangement_of
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 
     from outrider.models.layer_gate import Passed
 
-FORMAT = 5
+FORMAT = 6
 """Counts up when what is traced changes, so that older packages are not found."""
 PACKAGE, CONSTANTS = "forward.pt2", "constants.safetensors"
 MOST_ROWS = 1 << 20
@@ -50,10 +52,10 @@ _linears: ContextVar[Sequence[nn.Module]] = ContextVar("outrider_linears")
 _failures: ContextVar[list[BaseException]] = ContextVar("outrider_failures")
 _library = torch.library.Library("outrider", "FRAGMENT")
 _library.define(
-    "attend(Tensor query, Tensor keys, Tensor values, int layer, float scaling, float? softcap, "
-    "Tensor? sinks) -> Tensor"
+    "own_attention(Tensor query, Tensor keys, Tensor values, int layer, float scaling, "
+    "float? softcap, Tensor? sinks) -> Tensor"
 )
-_library.define("linear(Tensor inputs, int which, int out_features) -> Tensor")
+_library.define("own_linear(Tensor inputs, int which, int out_features) -> Tensor")
 
 
 def _attend(
@@ -92,7 +94,10 @@ def _product(inputs: Tensor, which: int, out_features: int) -> Tensor:
     return inputs.new_empty(*inputs.shape[:-1], out_features)
 
 
-for _name, _body, _shape in (("attend", _attend, _attended), ("linear", _linear, _product)):
+for _name, _body, _shape in (
+    ("own_attention", _attend, _attended),
+    ("own_linear", _linear, _product),
+):
     _library.impl(_name, _body, "CPU")
     torch.library.register_fake(f"outrider::{_name}", _shape, lib=_library)
 
@@ -113,10 +118,13 @@ class CompiledForward:
     most_rows = MOST_ROWS
 
     def __init__(self, model: PreTrainedModel, folder: Path) -> None:
-        self._model, self.folder = model, folder
+        self.model, self.folder = model, folder
         self._bound: dict[str, Tensor] = {}
         self._freed: Any = None
+        self.times: Times | None = None
         try:
+            # Before the package, which looks for what it calls when it is loaded.
+            self._enter = enter_calls(build=True)
             # torch's own aoti_load_package asks a compiler which instructions there are, by way of
             # a folder that anybody may have made. The key has the processor.
             aoti: Any = getattr(torch._C, "_aoti")  # noqa: B009
@@ -130,6 +138,20 @@ class CompiledForward:
                 "have room and let code run"
             ) from error
 
+    @contextmanager
+    def timed(self) -> Iterator[Times]:
+        """A time in which its calls note what they take."""
+        before, self.times = self.times, Times(len(self._linears))
+        try:
+            yield self.times
+        finally:
+            self.times = before
+
+    @property
+    def linears(self) -> Sequence[nn.Module]:
+        """The linear layers that it calls, in the order of their times."""
+        return self._linears
+
     @property
     def remedy(self) -> str:
         """What to do where it does not compute what the model does."""
@@ -137,9 +159,11 @@ class CompiledForward:
 
     def bind(self) -> None:
         """Takes the weights the model has now."""
-        self._linears = _opaque_linears(self._model)
-        self._arrangement = arrangement_of(self._model)
-        held = _state(_Traced(self._model, None))
+        self._linears = _opaque_linears(self.model)
+        self._arrangement = arrangement_of(self.model)
+        enter = self._enter
+        self._told = None if enter is None else Told(enter, self._linears, self.model.dtype)
+        held = _state(_Traced(self.model, None))
         extra = self.folder / CONSTANTS
         if extra.is_file():
             held |= load_file(extra)
@@ -167,14 +191,19 @@ class CompiledForward:
 
     def outputs(self, inputs: list[Tensor]) -> list[Tensor]:
         """What comes out of a forward in progress: logits, hidden states, or both."""
-        if self._arrangement != arrangement_of(self._model):
+        if self._arrangement != arrangement_of(self.model):
             self.bind()
         failures: list[BaseException] = []
         linears, failed = _linears.set(self._linears), _failures.set(failures)
+        # Under autocast layers compute in another precision than they are laid out for.
+        told = None if torch.is_autocast_enabled("cpu") else self._told
+        before = None if told is None else told.enter(current(), self.times)
         try:
             # torch's own way there would parse descriptions of these tensors at every call.
             found: list[Tensor] = self._loader.boxed_run(inputs)
         finally:
+            if told is not None:
+                told.leave(before)
             _linears.reset(linears)
             _failures.reset(failed)
         if failures:
@@ -335,10 +364,17 @@ class _Opaque:
     def attend(
         self, layer: int, query: Tensor, keys: Tensor, values: Tensor, options: Options
     ) -> Tensor:
-        op = torch.ops.outrider.attend
+        op = torch.ops.outrider.own_attention
         return op(
             query, keys, values, layer, float(options.scaling), options.softcap, options.sinks
         )
+
+
+def _shims() -> dict[Any, list[str]]:
+    """What packages call in the place of the operators, where that can be."""
+    if enter_calls(build=True) is None:
+        return {}
+    return {getattr(torch.ops.outrider, name).default: [shim] for name, shim in SHIMS.items()}
 
 
 def _build(traced: _Traced, folder: Path) -> None:
@@ -397,6 +433,7 @@ def _make(traced: _Traced, folder: Path, scratch: Path) -> None:
                 "aot_inductor.package_constants_in_so": False,
                 "always_keep_tensor_constants": True,
                 "joint_graph_constant_folding": False,
+                "aot_inductor.custom_ops_to_c_shims": _shims(),
             },
         )
 
@@ -429,7 +466,7 @@ def _tracing(model: nn.Module) -> Iterator[None]:
 
 def _calling(which: int, out_features: int) -> Any:
     def forward(inputs: Tensor) -> Tensor:
-        return torch.ops.outrider.linear(inputs, which, out_features)
+        return torch.ops.outrider.own_linear(inputs, which, out_features)
 
     return forward
 

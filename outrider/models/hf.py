@@ -466,6 +466,12 @@ class HuggingFaceTarget(Target):
         """Whether forwards that are asked for logits run as machine code, or as graphs, now."""
         return self._compiled is not None
 
+    @property
+    def packages(self) -> list[CompiledForward]:
+        """The machine code there is of its forwards and of their parts."""
+        made = self._compiled, *self._compiled_taps.values(), *self._compiled_parts
+        return [one for one in made if isinstance(one, CompiledForward)]
+
     def compiled_part(self, part: Part) -> CompiledForward | None:
         """A package of some of the layers; None where forwards are not compiled, or it is not.
 

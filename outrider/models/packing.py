@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from outrider.models.product import Product
+from outrider.models.product import Direct, Product
 
 MIN_PACKED = {torch.float32: 1 << 22, torch.bfloat16: 1 << 14}
 """Weights from which packing pays. One row of a packed float32 matrix takes from a third (Zen 5) to
@@ -41,6 +41,10 @@ class OwnLinear(nn.Module):
 
     in_features: int
     out_features: int
+
+    def direct(self) -> Direct | None:
+        """How machine code computes it by itself, as it stands; None: Python does."""
+        return None
 
 
 class FewRowsLinear(OwnLinear):
@@ -73,6 +77,10 @@ class FewRowsLinear(OwnLinear):
             out = torch.bmm(flat.expand(blocks.shape[0], -1, -1), blocks).transpose(0, 1)
         out = out.reshape(*inputs.shape[:-1], self.out_features)
         return out if self.bias is None else out.add_(self.bias)
+
+    def direct(self) -> Direct | None:
+        """By its product, where it has one that takes its weight."""
+        return None if self.product is None else self.product.direct(self.weight, self.bias)
 
     def extra_repr(self) -> str:
         """Return the sizes, as `nn.Linear` prints them."""
@@ -138,6 +146,13 @@ class PackedLinear(OwnLinear):
         if not product.takes_panels(inputs, self.in_features):
             return nn.functional.linear(inputs, self._plain_weight(), self.bias)
         return product.over_panels(inputs, self._packed, self.bias, self.out_features)
+
+    def direct(self) -> Direct | None:
+        """By the product that its weight is laid out for."""
+        if self.product is None:
+            return None
+        size = self.out_features, self.in_features
+        return self.product.direct_over(self._packed, self.bias, *size)
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
@@ -276,6 +291,7 @@ def use_product(model: nn.Module, product: Product | None) -> None:
     Those of a plain float32 weight do few rows by it, those of a packed bfloat16 one all rows. A
     packed float32 weight, which is laid out for more rows, stays as it is.
     """
+    _note_arrangement(model)
     for layer in _arranged_layers(model):
         if isinstance(layer, FewRowsLinear):
             layer.product = product
@@ -297,7 +313,7 @@ def _arranged_layers(model: nn.Module) -> Iterator[FewRowsLinear | PackedLinear]
 
 
 def arrangement_of(model: nn.Module) -> int:
-    """A number that changes when the model's linear layers are replaced."""
+    """A number that changes when the model's linear layers are replaced or laid out anew."""
     return vars(model).get("_outrider_arrangement", 0)
 
 

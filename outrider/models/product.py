@@ -16,6 +16,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,9 @@ from outrider.models.packages import cache_folder, check_owner, first_line, keep
 if TYPE_CHECKING:
     from jaxtyping import BFloat16, Float, Int32
 
-SOURCES = tuple(Path(__file__).with_name(f"{name}.cpp") for name in ("product", "attention"))
+SOURCES = tuple(
+    Path(__file__).with_name(name) for name in ("product.cpp", "attention.cpp", "attention.h")
+)
 LIBRARY = "product.so"
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 MOST_ROWS = 24
@@ -39,6 +42,29 @@ PLAIN = (Tensor, nn.Parameter)
 """Types with numbers behind their address; a subclass may have none."""
 ALONE = 1 << 15
 """Numbers in a weight up to which one thread is as fast as several."""
+
+
+@dataclass(frozen=True, slots=True)
+class Direct:
+    """A linear layer as machine code may compute it by itself.
+
+    Attributes:
+        run: the product's address.
+        weight, bias: as the product reads them.
+        dtype: of rows and of what comes out.
+        width, count: inputs and outputs.
+        most_rows: of one call.
+        alone: whether one thread is as fast as several.
+    """
+
+    run: int
+    weight: Tensor
+    bias: Tensor | None
+    dtype: torch.dtype
+    width: int
+    count: int
+    most_rows: int
+    alone: bool
 
 
 class Product:
@@ -115,6 +141,21 @@ class Product:
         out = inputs.new_empty(*inputs.shape[:-1], len(weight))
         _compute(self._run, out, inputs, weight, bias)
         return out
+
+    def direct(self, weight: Tensor, bias: Tensor | None) -> Direct | None:
+        """How machine code computes what `self(inputs, weight, bias)` does; None: it may not."""
+        count, width = weight.shape
+        if not self.takes(weight.new_empty(1, width), weight.detach(), _detached(bias)):
+            return None
+        run, alone = _address(self._run), count * width <= ALONE
+        return Direct(run, weight, bias, torch.float32, width, count, MOST_ROWS, alone)
+
+    def direct_over(
+        self, panels: Int32[Tensor, "P J L"], bias: Tensor | None, count: int, width: int
+    ) -> Direct:
+        """The same of `over_panels`, of a layer that `lays_out`."""
+        run, alone = _address(self._run_panels), count * width <= ALONE
+        return Direct(run, panels, bias, torch.bfloat16, width, count, sys.maxsize, alone)
 
     def laid_out(self, weight: BFloat16[Tensor, "O I"]) -> Int32[Tensor, "P J L"]:
         """The weight in panels of L outputs, two inputs in a number; zeros where there is none."""
@@ -205,6 +246,14 @@ def _off(found: Tensor, wanted: Tensor) -> float:
     """The largest error, as a share of the largest number; endless where nothing was written."""
     off = (found - wanted).abs().max() / wanted.abs().max()
     return float(off) if off.isfinite() else float("inf")
+
+
+def _detached(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach()
+
+
+def _address(run: Any) -> int:
+    return ctypes.cast(run, ctypes.c_void_p).value or 0
 
 
 def _declared(run: Any) -> Any:

@@ -26,7 +26,7 @@ from outrider.errors import OutriderWarning
 def test_others_are_at_work_where_they_run_in_every_look(
     monkeypatch: pytest.MonkeyPatch, looks: tuple[int, ...], busy: bool | None
 ) -> None:
-    seen = iter(looks)
+    seen = ((running, running - 1) for running in looks)
     monkeypatch.setattr(cores, "_num_running", lambda: next(seen))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
@@ -34,9 +34,33 @@ def test_others_are_at_work_where_they_run_in_every_look(
 
 
 def test_cores_to_spare_are_no_reason_to_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores, "_num_running", lambda: 7)
+    monkeypatch.setattr(cores, "_num_running", lambda: (7, 6))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert cores.others_at_work() is False
+
+
+def test_threads_of_ones_own_are_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_text = Path.read_text
+    # A thread that is gone by now is none; that which looks runs.
+    states = {"loadavg": "1.5 1.2 1.0 5/80 123", "4": "R", "5": "S", "6": "R", "7": ""}
+
+    def told(path: Path, *given: str) -> str:
+        if path.name == "loadavg":
+            return states["loadavg"]
+        if path.name != "stat":
+            return read_text(path, *given)
+        if not states[path.parent.name]:
+            raise FileNotFoundError
+        return f"{path.parent.name} (a) R (b) {states[path.parent.name]} 1 1"
+
+    own = [Path("/proc/self/task") / name for name in ("4", "5", "6", "7")]
+    monkeypatch.setattr(Path, "read_text", told)
+    monkeypatch.setattr(Path, "iterdir", lambda _: iter(own))
+    assert cores._num_running() == (5, 3)
+    states["loadavg"] = "0.1 0.1 0.1 2/80 123"
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
     assert cores.others_at_work() is False
 
 
