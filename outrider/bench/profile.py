@@ -30,6 +30,7 @@ from outrider.llm import LLM
 from outrider.llm.load import draft_models
 from outrider.models.attention_op import Forward, current
 from outrider.models.calls import Times
+from outrider.models.chain import PackageChain
 from outrider.models.compiled import CompiledForward
 from outrider.models.hf import HuggingFaceTarget
 from outrider.models.libllama import LibllamaTarget
@@ -323,6 +324,7 @@ def _hooks(llm: LLM, clock: Clock) -> Iterator[tuple[Any, str, Any]]:
     ):
         yield timed(owner, name, "round", "sampling")
     yield timed(Forward, "attend", None, "attention", cached_bytes)
+    yield timed(PackageChain, "__call__", None, "rest")
     for model in _models(llm):
         inside = isinstance(model, HuggingFaceTarget)
         yield timed(model, "score", None, "plan" if inside else "rest")

@@ -17,7 +17,7 @@ from outrider.decoding.laws import softmax_of
 from outrider.drafters.base import Drafter, Node, RoundDraws
 from outrider.drafters.stop import Stop, class_of
 from outrider.errors import warn
-from outrider.models.base import Rows, Target
+from outrider.models.base import Chain, Rows, Target
 from outrider.models.plan import chain_ancestors
 from outrider.noise import signed
 from outrider.sequence import Sequence
@@ -113,14 +113,21 @@ class ModelDrafter(Drafter):
             return self._grown(texts, depths, draws, pending)
         worths: list[list[float]] = [[] for _ in texts]
         chances, least = [1.0] * len(texts), 0.0 if self._stop is None else self._stop.least
-        for index in range(max(depths, default=0)):
+        deepest = max(depths, default=0)
+        chain: Chain | None = None
+        for index in range(deepest):
             going = [i for i, b in enumerate(members) if depths[b] > index]
             members = [members[i] for i in going]
             pending = [pending[i] for i in going]
             if not members:
                 break
             handles = [self._handles[texts[b].key] for b in members]
-            logits = self._read(handles, pending)[:, : self._width]
+            if index == 1 and len(members) == 1:
+                chain = self.model.chain(handles[0], deepest - 1)
+            if chain is None:
+                logits = self._read(handles, pending)[:, : self._width]
+            else:
+                logits = chain(min(pending[0][0], self._last))[:, : self._width]
             if index > 0:
                 for b, (token,) in zip(members, pending, strict=True):
                     self._drafted[texts[b].key].append(Node(b, token, index - 1))
@@ -133,6 +140,8 @@ class ModelDrafter(Drafter):
                         chances[b] *= self._stop.chances[class_of(prob)]
                     if prob < self.confidence or chances[b] < least:
                         depths[b] = 0
+        if chain is not None:
+            chain.stage()
         draft = draws.drawn()
         if not self.confidence and self._stop is None:
             return draft

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -87,6 +87,17 @@ def check_tokens(tokens: Sequence[int], vocab_size: int) -> None:
         )
 
 
+class Chain(Protocol):
+    """Rows of one sequence that follow one another; they are staged together, at the end."""
+
+    def __call__(self, token: int) -> Float[Tensor, "1 V"]:
+        """The logits behind one token more."""
+        ...
+
+    def stage(self) -> None:
+        """Stage what was read, as one `score` of each would have."""
+
+
 class Target(ABC):
     """A language model with an opaque cache: `score` leaves no trace until `commit`."""
 
@@ -127,6 +138,10 @@ class Target(ABC):
         sequence (a chain) or those its ancestors name (a tree). When it raises, nothing of this
         call is staged.
         """
+
+    def chain(self, seq: int, most: int) -> Chain | None:
+        """Rows of one sequence one after another, up to `most`; None: `score` does as well."""
+        return None
 
     def tapping(self, layers: tuple[int, ...]) -> AbstractContextManager[Taps]:
         """Note meanwhile the hidden states behind some numbers of layers; none cost nothing.

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from outrider.cache import BLOCK_SLOTS, CacheManager
 from outrider.decoding import host
-from outrider.errors import InvalidConfig, ModelError, UnsupportedModel, warn
+from outrider.errors import InvalidConfig, ModelError, OutOfMemory, UnsupportedModel, warn
 from outrider.models.adopting import as_it_was_if_refused, restore_layers
 from outrider.models.attention_cpu import attend_cpu
 from outrider.models.attention_op import Body, PoolBody
@@ -40,6 +40,7 @@ from outrider.models.capability import (
     through_interface,
     through_slab,
 )
+from outrider.models.chain import PackageChain
 from outrider.models.compiled import CompiledForward, Part, Tapped, compiled_forward
 from outrider.models.context import context_of
 from outrider.models.device import give_back_memory, pick_device
@@ -672,6 +673,25 @@ class HuggingFaceTarget(Target):
 
     def _no_logits(self) -> Tensor:
         return torch.empty(0, self.vocab_size, dtype=self.dtype, device=self.device)
+
+    def chain(self, seq: int, most: int) -> PackageChain | None:
+        """Rows of one sequence one after another, where forwards are machine code."""
+        package, door = self._compiled, self._door
+        simple = self._taps is None and self._part is None and self._texts is self._cache
+        if not (
+            simple and isinstance(package, CompiledForward) and isinstance(door, InterfaceDoor)
+        ):
+            return None
+        if self._cache.ancestors(seq) is not None:
+            return None
+        longest = self._cache.length(seq) + self._cache.num_staged(seq) + most
+        if self.max_length is not None and longest > self.max_length:
+            return None
+        try:
+            return PackageChain(package, door, self._cache, self._body, seq, most)
+        except OutOfMemory:
+            # There may be room for fewer, or for other sequences' rows to be gone by then.
+            return None
 
     def commit(self, seq: int, path: int | Sequence[int]) -> None:
         """Keep the first `path` staged rows, or those it names; forget the others."""

@@ -1,0 +1,81 @@
+"""Rows of one text, one after another, each behind the last: what a draft model's chain reads.
+
+Where they will stand is known before the first of them, so that little is left to do between two
+forwards but to say which token comes next. The rows are staged together at the end.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from outrider.cache import CacheManager, Slots
+from outrider.models.attention_op import Body, Forward, running
+from outrider.models.compiled import CompiledForward
+from outrider.models.doors import InterfaceDoor
+from outrider.models.plan import Plan, Span
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+CPU = torch.device("cpu")
+
+
+class PackageChain:
+    """Up to so many rows of a sequence, scored one by one by machine code.
+
+    Args:
+        package: the model's forward.
+        door: by which its layers come to the cache.
+        cache: which holds the sequence.
+        body: that attends.
+        seq: what it stages must be a chain.
+        most: rows there may be.
+
+    Raises:
+        OutOfMemory: the cache has no room for them.
+    """
+
+    def __init__(
+        self,
+        package: CompiledForward,
+        door: InterfaceDoor,
+        cache: CacheManager,
+        body: Body,
+        seq: int,
+        most: int,
+    ) -> None:
+        self._package, self._cache, self._body, self._seq = package, cache, body, seq
+        self._reaches = door.reaches
+        self._length = cache.length(seq)
+        self._first = self._length + cache.num_staged(seq)
+        self._slots = cache.reserve(seq, most)
+        self._places_n = self._slots.index(0, self._slots.count, CPU)
+        self._positions_1K = torch.arange(self._first, self._first + most)[None]
+        self._tokens_1K = torch.empty(1, most, dtype=torch.int64)
+        self._wanted = torch.zeros(1, dtype=torch.int64)
+        self._read: list[int] = []
+
+    @torch.inference_mode()
+    def __call__(self, token: int) -> Float[Tensor, "1 V"]:
+        """The logits behind one token more, which the model's vocabulary holds."""
+        at = len(self._read)
+        count = self._first + at + 1
+        slots = Slots(count, self._slots.start, self._slots.table)
+        span = Span(0, 1, self._length, slots, None, None, 1, _places={CPU: self._places_n[:count]})
+        own_11 = slice(at, at + 1)
+        self._tokens_1K[0, at] = token
+        positions_11 = self._positions_1K[:, own_11]
+        with running(
+            Forward(self._cache, Plan((span,), positions_11[0]), self._body, self._reaches)
+        ):
+            logits, _ = self._package(self._tokens_1K[:, own_11], positions_11, self._wanted)
+        self._read.append(token)
+        return logits[0]
+
+    def stage(self) -> None:
+        """Stages what was read; the end of it."""
+        self._cache.stage(self._seq, len(self._read), None, self._read)
+        self._read = []
