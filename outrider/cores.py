@@ -43,8 +43,14 @@ def _num_running() -> tuple[int, int]:
     Libraries' own threads spin for a while after they are started: these are no neighbours.
     """
     time.sleep(BETWEEN_S)
+    before = _num_own()
     running = int(Path("/proc/loadavg").read_text("ascii").split()[3].split("/")[0])
-    return running, running - sum(map(_runs, Path("/proc/self/task").iterdir()))
+    return running, running - min(before, _num_own())
+
+
+def _num_own() -> int:
+    """Threads of this process among them."""
+    return sum(map(_runs, Path("/proc/self/task").iterdir()))
 
 
 def _runs(task: Path) -> bool:
@@ -52,5 +58,5 @@ def _runs(task: Path) -> bool:
     try:
         # Its name, in parentheses, may hold anything.
         return (task / "stat").read_text("utf-8", "replace").rpartition(") ")[2][:1] == "R"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False

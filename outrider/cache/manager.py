@@ -5,7 +5,7 @@ Staging is two steps, so that a failing forward leaves nothing behind: `reserve`
 staged rows. Sequences that begin with the same tokens share the full blocks of those.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -184,9 +184,16 @@ class CacheManager:
         sequence = self._sequence(seq)
         count = sequence.length + sequence.num_staged + num_rows
         blocks = sequence.blocks
-        while len(blocks) * BLOCK_SLOTS < count:
-            self._ensure_free_block()
-            blocks.append(self._allocator.take(seq, blocks[-1] if blocks else None))
+        known = len(blocks)
+        try:
+            while len(blocks) * BLOCK_SLOTS < count:
+                self._ensure_free_block()
+                blocks.append(self._allocator.take(seq, blocks[-1] if blocks else None))
+        except OutOfMemory:
+            for block in blocks[known:]:
+                self._allocator.drop(block)
+            del blocks[known:]
+            raise
         is_run = blocks[-1] - blocks[0] + 1 == len(blocks) and blocks == sorted(blocks)
         return Slots(
             count, blocks[0] * BLOCK_SLOTS if is_run else None, () if is_run else tuple(blocks)
@@ -364,9 +371,7 @@ class CacheManager:
             return
         for block in idle[:-KEPT_BLOCKS]:
             self._prefixes.forget(block)
-        for layer, pool in self._pools.items():
-            self._pools[layer] = LayerPool(_picked(pool.keys, kept), _picked(pool.values, kept))
-        self.pools_made += 1
+        self._exchange(lambda one: _picked(one, kept))
         self._prefixes.move({block: place for place, block in enumerate(kept)})
         self._allocator = BlockAllocator(KEPT_BLOCKS)
         for place in range(len(kept)):
@@ -395,12 +400,15 @@ class CacheManager:
         num_blocks = max(
             num_blocks, 2 * self.num_blocks if self._may_hold(2 * self.num_blocks) else 0
         )
-        for layer, pool in self._pools.items():
-            self._pools[layer] = LayerPool(
-                _grown(pool.keys, num_blocks), _grown(pool.values, num_blocks)
-            )
-        self.pools_made += 1
+        self._exchange(lambda one: _grown(one, num_blocks))
         self._allocator.grow(num_blocks)
+
+    def _exchange(self, made: Callable[[Tensor], Tensor]) -> None:
+        """Put pools made of the old ones in their place, one after another."""
+        # Whoever knows where pools are asks for the number: also where memory ends in the midst.
+        self.pools_made += 1
+        for layer, pool in self._pools.items():
+            self._pools[layer] = LayerPool(made(pool.keys), made(pool.values))
 
 
 def _check_path(path: int | Sequence[int], nodes: Sequence[int], num_staged: int) -> None:

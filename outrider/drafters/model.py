@@ -113,9 +113,8 @@ class ModelDrafter(Drafter):
             return self._grown(texts, depths, draws, pending)
         worths: list[list[float]] = [[] for _ in texts]
         chances, least = [1.0] * len(texts), 0.0 if self._stop is None else self._stop.least
-        deepest = max(depths, default=0)
         chain: Chain | None = None
-        for index in range(deepest):
+        for index in range(max(depths, default=0)):
             going = [i for i, b in enumerate(members) if depths[b] > index]
             members = [members[i] for i in going]
             pending = [pending[i] for i in going]
@@ -123,7 +122,7 @@ class ModelDrafter(Drafter):
                 break
             handles = [self._handles[texts[b].key] for b in members]
             if index == 1 and len(members) == 1:
-                chain = self.model.chain(handles[0], deepest - 1)
+                chain = self.model.chain(handles[0], depths[members[0]] - 1)
             if chain is None:
                 logits = self._read(handles, pending)[:, : self._width]
             else:

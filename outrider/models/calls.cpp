@@ -1,14 +1,15 @@
 // Calls from the machine code of forwards to Outrider's products and attention, nothing between.
 //
-// A package (compiled.py) calls the two functions at the end by name. Whoever runs one has told
-// before, in this thread, what its layers are (calls.py). What is not told, or does not lie as the
-// code behind takes it, goes to the operators of the same names, which are Python's.
+// A package (compiled.py) calls the two functions at the end, by way of names.cpp. Whoever runs one
+// has told before, in this thread, what its layers are (calls.py). What is not told, or does not lie
+// as the code behind takes it, goes to the operators of those names, which are Python's.
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "attention.h"
 
@@ -140,6 +141,21 @@ AOTITorchError asked(const char* name, StableIValue* stack, AtenTensorHandle* ou
   return error;
 }
 
+// The sinks of so many heads as attention reads them; null: they do not lie as they should.
+const float* as_floats(AtenTensorHandle sinks, int64_t heads) {
+  const Seen own(sinks);
+  if (!own.good || own.dims != 1 || own.sizes[0] != heads || !own.dense()) return nullptr;
+  if (own.dtype == aoti_torch_dtype_float32()) return (const float*)own.data;
+  if (own.dtype != aoti_torch_dtype_bfloat16()) return nullptr;
+  static thread_local std::vector<float> numbers;
+  numbers.resize(heads);
+  for (int64_t h = 0; h < heads; h++) {
+    const uint32_t bits = uint32_t(((const uint16_t*)own.data)[h]) << 16;
+    std::memcpy(&numbers[h], &bits, sizeof bits);
+  }
+  return numbers.data();
+}
+
 bool multiplied(AtenTensorHandle inputs, int64_t which, int64_t out_features,
                 AtenTensorHandle* out, AOTITorchError* error) {
   if (!call || which >= call->num_linears) return false;
@@ -178,14 +194,8 @@ bool attended(AtenTensorHandle query, AtenTensorHandle keys, AtenTensorHandle va
       k.sizes[1] != pool.groups || k.sizes[2] != rows || k.sizes[3] != pool.width ||
       v.sizes[1] != pool.groups || v.sizes[2] != rows || v.sizes[3] != pool.value_width)
     return false;
-  const float* sink = nullptr;
-  if (sinks) {
-    const Seen own(*sinks);
-    if (!own.good || own.dtype != aoti_torch_dtype_float32() || own.dims != 1 ||
-        own.sizes[0] != heads || !own.dense())
-      return false;
-    sink = (const float*)own.data;
-  }
+  const float* sink = sinks ? as_floats(*sinks, heads) : nullptr;
+  if (sinks && !sink) return false;
   const Timed timed(call->num_linears);
   const int64_t sizes[] = {1, rows, heads, pool.value_width};
   void* to;
@@ -203,8 +213,8 @@ bool attended(AtenTensorHandle query, AtenTensorHandle keys, AtenTensorHandle va
 
 }  // namespace
 
-extern "C" AOTITorchError aoti_torch_cpu_own_linear(AtenTensorHandle inputs, int64_t which,
-                                                    int64_t out_features, AtenTensorHandle* out) {
+extern "C" AOTITorchError outrider_linear(AtenTensorHandle inputs, int64_t which,
+                                          int64_t out_features, AtenTensorHandle* out) {
   AOTITorchError error = AOTI_TORCH_SUCCESS;
   if (multiplied(inputs, which, out_features, out, &error)) return error;
   StableIValue stack[] = {0, (StableIValue)which, (StableIValue)out_features};
@@ -212,9 +222,10 @@ extern "C" AOTITorchError aoti_torch_cpu_own_linear(AtenTensorHandle inputs, int
   return asked("outrider::own_linear", stack, out);
 }
 
-extern "C" AOTITorchError aoti_torch_cpu_own_attention(
-    AtenTensorHandle query, AtenTensorHandle keys, AtenTensorHandle values, int64_t layer,
-    double scaling, double* softcap, AtenTensorHandle* sinks, AtenTensorHandle* out) {
+extern "C" AOTITorchError outrider_attention(AtenTensorHandle query, AtenTensorHandle keys,
+                                             AtenTensorHandle values, int64_t layer,
+                                             double scaling, double* softcap,
+                                             AtenTensorHandle* sinks, AtenTensorHandle* out) {
   AOTITorchError error = AOTI_TORCH_SUCCESS;
   if (attended(query, keys, values, layer, scaling, softcap, sinks, out, &error)) return error;
   StableIValue stack[] = {0, 0, 0, (StableIValue)layer, of(scaling), 0, 0};

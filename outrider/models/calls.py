@@ -1,16 +1,16 @@
 """What a package of machine code calls without Python: its products, and attention over the pools.
 
-A package calls `calls.cpp` by name. Before each forward that is told, in its thread, where the
-weights of its layers are, where each layer's keys and values, and what the rows see. What is not
-told goes to Python: layers that compute otherwise, more rows than a product takes, pools that are
-still to be made.
+A package calls `calls.cpp`, by way of the names in `names.cpp`. Before each forward that is told,
+in its thread, where the weights of its layers are, where each layer's keys and values, and what the
+rows see. What is not told goes to Python: layers that compute otherwise, more rows than a product
+takes, pools that are still to be made. A package runs one forward at a time.
 """
 
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from outrider.cache import CacheManager, LayerPool
     from outrider.models.reach import Reach
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("calls.cpp", "attention.h"))
-LIBRARY = "calls.so"
+LIBRARIES = {"names.so": ("names.cpp",), "calls.so": ("calls.cpp", "attention.h")}
 SHIMS = {
     "own_linear": "AOTITorchError aoti_torch_cpu_own_linear(AtenTensorHandle inputs, "
     "int64_t which, int64_t out_features, AtenTensorHandle* out)",
@@ -39,6 +38,7 @@ SHIMS = {
 DTYPES = {torch.float32: 6, torch.bfloat16: 15}
 """torch's numbers of them."""
 Enter = Callable[[int | None], int | None]
+_entered: dict[str, Enter] = {}
 
 
 class _Linear(ctypes.Structure):
@@ -135,27 +135,30 @@ class Told:
                 entry.table, entry.count = spans.table, spans.count
                 entry.rows, entry.scores = spans.rows, spans.scores
         call.threads, call.failed = torch.get_num_threads(), 0
-        call.times = None if times is None else ctypes.addressof(times.table)
+        fits = times is not None and len(times.table) == len(self._linears) + 1
+        call.times = ctypes.addressof(times.table) if times is not None and fits else None
         return self._enter(self._address)
 
     def leave(self, before: int | None) -> None:
-        """Tells them what they were told before.
+        """Tells them what they were told before."""
+        self._enter(before)
+
+    def check(self) -> None:
+        """Looks at how the calls of the last forward went.
 
         Raises:
-            OutOfMemory: a call found none.
+            OutOfMemory: one found no memory.
         """
-        self._enter(before)
         if self._call.failed:
             raise OutOfMemory("there is no memory for the rows of a forward; free some")
 
     def _find_pools(self, forward: Forward) -> None:
         """Where each layer's keys and values are, for attention of Outrider's own."""
         call, body, pools = self._call, forward.body, forward.cache.pools
-        own = isinstance(body, OwnAttention) and self._dtype in body.dtypes and bool(pools)
-        self._body = body if own and isinstance(body, OwnAttention) else None
-        call.attend = None if self._body is None else self._body.address
-        if self._body is None:
+        call.attend, self._body = None, None
+        if not (isinstance(body, OwnAttention) and self._dtype in body.dtypes and pools):
             return
+        call.attend, self._body = body.address, body
         self._reaches = list(dict.fromkeys(forward.reaches.get(layer) for layer in pools))
         self._pools = (_Pool * (1 + max(pools)))()
         self._spans = (_Spans * len(self._reaches))()
@@ -187,31 +190,49 @@ def _lies_open(pool: LayerPool, dtype: torch.dtype) -> bool:
     )
 
 
-def enter_calls(*, build: bool) -> Enter | None:
-    """How packages are told; None where the library was not made before and `build` is False.
+def enter_calls() -> Enter | None:
+    """How packages are told, by a library that is compiled where it was not before.
 
-    Packages that are loaded afterwards find what they call by name.
+    Packages that are loaded afterwards find what they call by name. None on anything but Linux,
+    where names are looked up otherwise, and without torch's headers.
 
     Raises:
         ModelError: as for `product`.
     """
     flags = _flags()
-    path = None if flags is None else compiled_library(LIBRARY, SOURCES, build=build, flags=flags)
-    return None if path is None else _entered(path)
+    if flags is None:
+        return None
+    paths: list[Path] = []
+    for name, sources in LIBRARIES.items():
+        texts = [Path(__file__).with_name(source) for source in sources]
+        path = compiled_library(name, texts, build=True, flags=flags[name])
+        assert path is not None
+        paths.append(path)
+    # A name means one thing in a process: what was loaded first, wherever it was.
+    key = paths[-1].parent.name
+    if key not in _entered:
+        _entered[key] = _loaded(*paths)
+    return _entered[key]
 
 
-def _flags() -> tuple[str, ...] | None:
-    """Where torch's headers and libraries are; None without these."""
+def _flags() -> dict[str, tuple[str, ...]] | None:
+    """The compiler's for each library: where torch's headers and its own are; None without."""
+    if sys.platform != "linux":
+        return None
     root = Path(torch.__file__).parent
     if not (root / "include" / "torch" / "csrc" / "inductor" / "aoti_torch").is_dir():
         return None
-    include, lib = root / "include", root / "lib"
-    return f"-I{include}", f"-L{lib}", "-Wl,--no-as-needed", "-ltorch_cpu"
+    torch_s = f"-I{root / 'include'}", f"-L{root / 'lib'}", "-Wl,--no-as-needed", "-ltorch_cpu"
+    return {"names.so": ("-fno-openmp",), "calls.so": ("-fno-openmp", *torch_s)}
 
 
-@cache
-def _entered(library: Path) -> Enter:
-    loaded = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+def _loaded(names: Path, calls: Path) -> Enter:
+    # The names alone are for everybody: with the calls all of torch's would be.
+    known = ctypes.CDLL(str(names), mode=ctypes.RTLD_GLOBAL)
+    loaded = ctypes.CDLL(str(calls))
+    for name in ("outrider_linear", "outrider_attention"):
+        address = ctypes.cast(getattr(loaded, name), ctypes.c_void_p)
+        ctypes.c_void_p.in_dll(known, f"{name}_call").value = address.value
     enter = loaded.outrider_enter
     enter.argtypes, enter.restype = [ctypes.c_void_p], ctypes.c_void_p
     return enter

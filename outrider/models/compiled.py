@@ -45,6 +45,14 @@ FORMAT = 6
 """Counts up when what is traced changes, so that older packages are not found."""
 PACKAGE, CONSTANTS = "forward.pt2", "constants.safetensors"
 MOST_ROWS = 1 << 20
+CONFIGS = {
+    "aot_inductor.package_constants_in_so": False,
+    # Without these two short weights would become numbers in the code.
+    "always_keep_tensor_constants": True,
+    "joint_graph_constant_folding": False,
+    # Threads meet in the products. Loops between these are so short that meeting takes longer.
+    "cpp.min_chunk_size": 1 << 15,
+}
 # Tracing and compiling change what is global in torch.
 _building = threading.Lock()
 
@@ -122,9 +130,9 @@ class CompiledForward:
         self._bound: dict[str, Tensor] = {}
         self._freed: Any = None
         self.times: Times | None = None
+        # Before the package, which looks for what it calls when it is loaded.
+        self._enter = enter_calls()
         try:
-            # Before the package, which looks for what it calls when it is loaded.
-            self._enter = enter_calls(build=True)
             # torch's own aoti_load_package asks a compiler which instructions there are, by way of
             # a folder that anybody may have made. The key has the processor.
             aoti: Any = getattr(torch._C, "_aoti")  # noqa: B009
@@ -195,20 +203,37 @@ class CompiledForward:
             self.bind()
         failures: list[BaseException] = []
         linears, failed = _linears.set(self._linears), _failures.set(failures)
-        # Under autocast layers compute in another precision than they are laid out for.
-        told = None if torch.is_autocast_enabled("cpu") else self._told
-        before = None if told is None else told.enter(current(), self.times)
         try:
-            # torch's own way there would parse descriptions of these tensors at every call.
-            found: list[Tensor] = self._loader.boxed_run(inputs)
+            with self._telling() as told:
+                # torch's own way there would parse descriptions of these tensors at every call.
+                found: list[Tensor] = self._loader.boxed_run(inputs)
         finally:
-            if told is not None:
-                told.leave(before)
             _linears.reset(linears)
             _failures.reset(failed)
         if failures:
             raise failures[0]
+        if told is not None:
+            told.check()
         return found
+
+    @contextmanager
+    def _telling(self) -> Iterator[Told | None]:
+        """A time in which calls know of the forward in progress; None: they go to Python."""
+        # Under autocast layers compute in another precision than they are laid out for.
+        told = None if torch.is_autocast_enabled("cpu") else self._told
+        if told is None:
+            yield None
+            return
+        before = told.enter(current(), self.times)
+        try:
+            yield told
+        finally:
+            told.leave(before)
+
+    def forget(self) -> None:
+        """Lets go of where layers and caches are: it is not to be used as things stand."""
+        self._told = None
+        self._arrangement = -1
 
 
 def _let_go(bound: dict[str, Tensor]) -> None:
@@ -372,7 +397,7 @@ class _Opaque:
 
 def _shims() -> dict[Any, list[str]]:
     """What packages call in the place of the operators, where that can be."""
-    if enter_calls(build=True) is None:
+    if enter_calls() is None:
         return {}
     return {getattr(torch.ops.outrider, name).default: [shim] for name, shim in SHIMS.items()}
 
@@ -428,13 +453,7 @@ def _make(traced: _Traced, folder: Path, scratch: Path) -> None:
         torch._inductor.aoti_compile_and_package(
             program,
             package_path=str(folder / PACKAGE),
-            # Without the latter two short weights would become numbers in the code.
-            inductor_configs={
-                "aot_inductor.package_constants_in_so": False,
-                "always_keep_tensor_constants": True,
-                "joint_graph_constant_folding": False,
-                "aot_inductor.custom_ops_to_c_shims": _shims(),
-            },
+            inductor_configs={**CONFIGS, "aot_inductor.custom_ops_to_c_shims": _shims()},
         )
 
 
@@ -501,6 +520,8 @@ def _key(model: PreTrainedModel, shown: dict[str, Any]) -> str:
         "class": type(model).__qualname__,
         "config": config,
         "linears": linears,
+        "calls": SHIMS,
+        "configs": CONFIGS,
         "tensors": tensors,
         "threads": torch.get_num_threads(),
         **shown,

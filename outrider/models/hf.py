@@ -305,6 +305,8 @@ class HuggingFaceTarget(Target):
             self._use_product(None)
 
     def _forget_compiled(self) -> None:
+        for package in self.packages:
+            package.forget()
         self._compiled, self._builds = None, False
         self._compiled_taps.clear()
         self._compiled_parts.clear()
@@ -690,7 +692,7 @@ class HuggingFaceTarget(Target):
         try:
             return PackageChain(package, door, self._cache, self._body, seq, most)
         except OutOfMemory:
-            # There may be room for fewer, or for other sequences' rows to be gone by then.
+            # There may be room for as many as come to be read.
             return None
 
     def commit(self, seq: int, path: int | Sequence[int]) -> None:

@@ -50,7 +50,7 @@ class Direct:
 
     Attributes:
         run: the product's address.
-        weight, bias: as the product reads them.
+        weight, bias: as the product reads them, and held: their addresses are handed on.
         dtype: of rows and of what comes out.
         width, count: inputs and outputs.
         most_rows: of one call.
@@ -145,8 +145,10 @@ class Product:
     def direct(self, weight: Tensor, bias: Tensor | None) -> Direct | None:
         """How machine code computes what `self(inputs, weight, bias)` does; None: it may not."""
         count, width = weight.shape
-        if not self.takes(weight.new_empty(1, width), weight.detach(), _detached(bias)):
-            return None
+        weight, bias = weight.detach(), _detached(bias)
+        with torch.autocast("cpu", enabled=False):
+            if not self.takes(weight.new_empty(1, width), weight, bias):
+                return None
         run, alone = _address(self._run), count * width <= ALONE
         return Direct(run, weight, bias, torch.float32, width, count, MOST_ROWS, alone)
 
@@ -155,7 +157,9 @@ class Product:
     ) -> Direct:
         """The same of `over_panels`, of a layer that `lays_out`."""
         run, alone = _address(self._run_panels), count * width <= ALONE
-        return Direct(run, panels, bias, torch.bfloat16, width, count, sys.maxsize, alone)
+        return Direct(
+            run, panels, _detached(bias), torch.bfloat16, width, count, sys.maxsize, alone
+        )
 
     def laid_out(self, weight: BFloat16[Tensor, "O I"]) -> Int32[Tensor, "P J L"]:
         """The weight in panels of L outputs, two inputs in a number; zeros where there is none."""

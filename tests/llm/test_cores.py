@@ -58,6 +58,9 @@ def test_threads_of_ones_own_are_no_others(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(Path, "read_text", told)
     monkeypatch.setattr(Path, "iterdir", lambda _: iter(own))
     assert cores._num_running() == (5, 3)
+    states["4"] = "S"
+    assert cores._num_running() == (5, 4)
+    states["4"] = "R"
     states["loadavg"] = "0.1 0.1 0.1 2/80 123"
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(os, "cpu_count", lambda: 2)

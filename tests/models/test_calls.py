@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from outrider.cache import manager
 from outrider.errors import OutOfMemory
 from outrider.models import calls
 from outrider.models.attention_op import Forward
@@ -138,11 +141,15 @@ def test_a_forward_of_few_rows_passes_no_python_and_has_the_same_bits(
 
 @pytest.mark.parametrize("family", [CAPPED, SINKS], ids=["caps", "sinks"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_windows_caps_and_sinks_are_told_too(family: Family, dtype: torch.dtype) -> None:
+def test_windows_caps_and_sinks_are_told_too(
+    family: Family, dtype: torch.dtype, python: Counter[str]
+) -> None:
     made = compiled(family, dtype)
     for counts, tree in CASES:
-        got = rows_of(made, counts, tree=tree)
-        assert torch.equal(got, by_python(made, counts, tree=tree))
+        due = by_python(made, counts, tree=tree)
+        got = rows_of(made, counts, tree=tree, python=python)
+        assert not python["attend"]
+        assert torch.equal(got, due)
 
 
 def test_more_rows_than_a_product_takes_are_python_s(
@@ -231,6 +238,92 @@ def test_where_memory_is_out_the_forward_says_so(half: HuggingFaceTarget) -> Non
     half.close(seq)
 
 
+def test_pools_that_grew_in_part_are_found(
+    half: HuggingFaceTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, done = half._cache, list[int]()
+    seq = read(half, random_tokens(5))
+    rows = Rows((seq,), (1,), random_tokens(1))
+    due = half.score(rows).clone()
+    half.discard(seq)
+    grown = manager._grown
+
+    def ends(pool: Tensor, num_blocks: int) -> Tensor:
+        done.append(num_blocks)
+        if len(done) > 3:
+            raise RuntimeError("can't allocate memory")
+        return grown(pool, num_blocks)
+
+    told = package_of(half)._told
+    assert told is not None
+    before = [entry.keys for entry in told._pools]
+    monkeypatch.setattr(manager, "_grown", ends)
+    with pytest.raises(RuntimeError, match="allocate"):
+        cache._grow(2 * cache.num_blocks)
+    assert torch.equal(half.score(rows), due)
+    places = [cache.pools[layer].keys.data_ptr() for layer in range(len(before))]
+    assert [entry.keys for entry in told._pools] == places != before
+    half.close(seq)
+
+
+def test_a_failure_of_python_s_is_not_masked(
+    half: HuggingFaceTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seq, package = read(half, random_tokens(5)), package_of(half)
+    rows = Rows((seq,), (1,), random_tokens(1))
+    due = half.score(rows).clone()
+    half.discard(seq)
+
+    def fails(*_: object) -> Tensor:
+        raise KeyError("own")
+
+    told = package._told
+    with monkeypatch.context() as patch:
+        patch.setattr(package, "_told", None)
+        patch.setattr(Forward, "attend", fails)
+        with pytest.raises(KeyError, match="own"):
+            half.score(rows)
+    with monkeypatch.context() as patch:
+        patch.setattr(calls.Told, "enter", fails)
+        with pytest.raises(KeyError, match="own"):
+            half.score(rows)
+    assert package._told is told
+    assert torch.equal(half.score(rows), due)
+    half.close(seq)
+
+
+def test_what_is_not_used_as_things_stand_holds_no_weights(python: Counter[str]) -> None:
+    made = HuggingFaceTarget(with_weights(FAMILY.config(), "eager", 0).to(torch.bfloat16))
+    with made.compiled(build=True):
+        package = package_of(made)
+        assert package._told is not None
+        due = rows_of(made, (2,), tree=False)
+    assert package._told is None
+    with made._running(package):
+        # As things stand now, layers are laid out otherwise, and are Python's.
+        got = rows_of(made, (2,), tree=False, python=python)
+    assert python["forward"]
+    assert float((got - due).abs().max()) < 0.1 * float(due.abs().max())
+
+
+def test_only_names_are_for_the_whole_process() -> None:
+    assert calls.enter_calls() is not None
+    everybody = ctypes.CDLL(None)
+    assert hasattr(everybody, "aoti_torch_cpu_own_linear")
+    assert not hasattr(everybody, "outrider_linear")
+    assert not hasattr(everybody, "aoti_torch_call_dispatcher"), "torch's own are not"
+
+
+def test_another_folder_is_told_by_the_library_that_packages_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = calls.enter_calls()
+    monkeypatch.setenv("OUTRIDER_CACHE_DIR", str(tmp_path))
+    assert calls.enter_calls() is known
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert calls.enter_calls() is None
+
+
 def test_what_is_no_product_s_is_not_told() -> None:
     class Other(OwnLinear):
         """A layer that says nothing of how it computes."""
@@ -242,7 +335,7 @@ def test_what_is_no_product_s_is_not_told() -> None:
 
 
 def test_numbers_of_dtypes_are_torch_s() -> None:
-    loaded = ctypes.CDLL(None)
+    loaded = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
     for dtype, number in calls.DTYPES.items():
         name = str(dtype).removeprefix("torch.")
-        assert getattr(loaded, f"aoti_torch_dtype_{name}", lambda number=number: number)() == number
+        assert getattr(loaded, f"aoti_torch_dtype_{name}")() == number

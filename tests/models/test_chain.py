@@ -142,8 +142,10 @@ def test_a_draft_model_drafts_the_same_with_and_without(
         chain = HuggingFaceTarget.chain
 
         def counted(self: HuggingFaceTarget, seq: int, most: int) -> PackageChain | None:
-            asked.append(most)
-            return chain(self, seq, most) if seen else None
+            found = chain(self, seq, most) if seen else None
+            if found is not None:
+                asked.append(most)
+            return found
 
         with monkeypatch.context() as patch:
             patch.setattr(HuggingFaceTarget, "chain", counted)
@@ -158,5 +160,28 @@ def test_a_draft_model_drafts_the_same_with_and_without(
         return found
 
     with_chain = texts(True)
-    assert asked and with_chain == texts(False)
+    assert asked and max(asked) <= 3, "the first of four is read with what is pending"
+    assert with_chain == texts(False)
     assert with_chain[3][0] > 0
+
+
+def test_an_error_in_the_midst_of_a_chain_leaves_nothing_behind(
+    target: HuggingFaceTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = SpeculativeDecoderConfig(k=4, sampling=SamplingParams(temperature=0.0))
+    decoder = SpeculativeDecoder(ModelDrafter(target), target, config)
+    prompt = random_tokens(5).tolist()
+    due = decoder.generate(prompt, 16)
+    call, done = PackageChain.__call__, list[int]()
+
+    def ends(self: PackageChain, token: int) -> Tensor:
+        done.append(token)
+        if len(done) == 2:
+            raise RuntimeError("in the midst")
+        return call(self, token)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PackageChain, "__call__", ends)
+        with pytest.raises(Exception, match="in the midst"):
+            decoder.generate(prompt, 16)
+    assert decoder.generate(prompt, 16) == due
