@@ -352,10 +352,8 @@ def test_another_ggml_is_not_tried(monkeypatch: pytest.MonkeyPatch):
 def test_texts_are_the_same_whoever_drafts(own: Products, kind: str):
     needed(own, kind)
     file, draft = file_of(kind), bundled_file("draft", torch.bfloat16)
-    # Behind a tree cells are in another order, which moves rows of Q8_0, libllama's own as well.
-    shapes = [{"k": 4}] if kind == "Q8_0" else [{"k": 4}, {"k": 4, "width": 3, "nodes": 8}]
     plain = LLM.load(file, "none", compile=True)
-    drafting = [LLM.load(file, f"draft:{draft}", compile=True, **shape) for shape in shapes]
+    drafting = [LLM.load(file, f"draft:{draft}", compile=True, k=k) for k in (1, 4)]
     assert all(llm.info()["own_products"] for llm in (plain, *drafting))
     prompts = ["def mean(values):\n", "class Stack:\n    "]
     for chance in ({"temperature": 0.0}, {"seed": 5}):
@@ -367,11 +365,14 @@ def test_texts_are_the_same_whoever_drafts(own: Products, kind: str):
             assert sum(done.stats.accepted for done in found) > 0
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ask", [True, False])
-def test_trees_over_q8_0_part_at_near_ties_alone(own: Products, ask: bool):
-    """With Outrider's products as with libllama's own: 0.02 of the largest logit, twice."""
-    needed(own, "Q8_0")
-    file, draft = file_of("Q8_0"), bundled_file("draft", torch.bfloat16)
+def test_trees_part_at_near_ties_alone(own: Products, kind: str, ask: bool):
+    """Behind a tree cells are in another order, which moves rows, libllama's own as well."""
+    needed(own, kind)
+    file, draft = file_of(kind), bundled_file("draft", torch.bfloat16)
+    # Of the largest logit, twice what rows move by.
+    bound = 0.04 if kind == "Q8_0" else 0.01
     plain = LLM.load(file, "none", compile=ask)
     trees = LLM.load(file, f"draft:{draft}", k=4, width=3, nodes=8, compile=ask)
     params, parted = SamplingParams(max_tokens=32, temperature=0.0), 0
@@ -384,7 +385,7 @@ def test_trees_over_q8_0_part_at_near_ties_alone(own: Products, ask: bool):
         if at is not None:
             parted += 1
             row = logits(plain.target, torch.tensor([*prompt, *one[:at]]))[-1]
-            assert abs(row[one[at]] - row[other[at]]) < 0.04 * row.abs().max()
+            assert abs(row[one[at]] - row[other[at]]) < bound * row.abs().max()
     assert parted < 3
 
 

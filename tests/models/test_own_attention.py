@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,13 +16,14 @@ from torch import Tensor
 
 from outrider.cache import CacheManager
 from outrider.errors import OutOfMemory, UnsupportedModel
+from outrider.models import attention_own
 from outrider.models.attention_cpu import attend_cpu
 from outrider.models.attention_op import Body, Forward, Options
 from outrider.models.attention_own import LANES, OwnAttention
 from outrider.models.base import Rows
 from outrider.models.capability import row_errors
 from outrider.models.hf import HuggingFaceTarget
-from outrider.models.plan import make_plan
+from outrider.models.plan import Plan, make_plan
 from outrider.models.product import Product
 from outrider.models.reach import Chunk, Reach, Window
 from outrider.models.trial import trial_rows, trial_texts
@@ -302,14 +303,19 @@ def test_a_compiled_forward_is_held_to_the_other_body(
 ):
     """So that attention which is off in a model is refused, though all its ways agree."""
     monkeypatch.setenv("OUTRIDER_CACHE_DIR", str(tmp_path))
-    made, fill = HuggingFaceTarget(random_model("llama")), OwnAttention.fill
+    made, spans_of = HuggingFaceTarget(random_model("llama")), attention_own.spans_of
     assert made.compile() and made.info()["own_attention"]
 
-    def off(self: OwnAttention, out: Tensor, *given: Any) -> None:
-        fill(self, out, *given)
-        out *= 1.01
+    def off(plan: Plan, reach: Reach | None) -> attention_own.Spans:
+        found = spans_of(plan, reach)
+        spans = [list(span) for span in attention_own._SPAN.iter_unpack(found.table)]
+        for span in spans:
+            # A token less is seen, where there is one before the rows.
+            span[2] += span[2] < span[4]
+        table = b"".join(attention_own._SPAN.pack(*span) for span in spans)
+        return replace(found, table=table)
 
-    monkeypatch.setattr(OwnAttention, "fill", off)
+    monkeypatch.setattr(attention_own, "spans_of", off)
     # The library is loaded once, and was checked then.
     with pytest.raises(UnsupportedModel, match="differ from its own by"):
         made.compile(build=False)

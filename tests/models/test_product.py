@@ -157,8 +157,8 @@ def test_a_row_over_panels_has_the_same_bits_among_any_number(panelled: Product,
 
 
 def test_memory_that_is_out_for_rows_is_told(panelled: Product, tmp_path: Path):
-    if torch.cpu.get_capabilities()["avx512_bf16"]:
-        pytest.skip("this processor multiplies bfloat16 numbers as they are")
+    if torch.cpu.get_capabilities()["avx512_bf16"] and "-mno-avx512bf16" not in module.FLAGS:
+        pytest.skip("pairs of bfloat16 numbers are multiplied as they are here")
     made = "numbers = std::vector<float>(needed);"
     own = Product(variant(tmp_path, (made, f"if (needed > 700000) throw std::bad_alloc(); {made}")))
     weight, inputs = torch.randn(33, 9000).bfloat16(), torch.randn(90, 9000).bfloat16()
@@ -415,3 +415,27 @@ def test_panels_that_compute_something_else_are_refused(
     One change for processors that multiply bfloat16 numbers, and one for others.
     """
     refuse(tmp_path, bfloat16, float32)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "pairs", "told"),
+    [
+        ("GenuineIntel", True, True),
+        ("GenuineIntel", False, False),
+        ("AuthenticAMD", True, False),
+        (None, True, False),
+    ],
+)
+def test_pairs_of_numbers_are_multiplied_where_that_is_fast(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    vendor: str | None,
+    pairs: bool,
+    told: bool,
+) -> None:
+    info = tmp_path / "cpuinfo"
+    if vendor is not None:
+        info.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\n")
+    monkeypatch.setattr(module, "CPUINFO", info)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": pairs})
+    assert ("-mno-avx512bf16" in module.machine_flags()) is told

@@ -28,6 +28,6 @@ def variant(tmp_path: Path, *changes: tuple[str, str]) -> Path:
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
     library = tmp_path / LIBRARY
-    sources = [str(tmp_path / name) for name in texts]
+    sources = [str(tmp_path / name) for name in texts if name.endswith(".cpp")]
     subprocess.run(["g++", *product.FLAGS, *sources, "-o", str(library)], check=True)
     return library
