@@ -5,7 +5,7 @@ Staging is two steps, so that a failing forward leaves nothing behind: `reserve`
 staged rows. Sequences that begin with the same tokens share the full blocks of those.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -371,7 +371,13 @@ class CacheManager:
             return
         for block in idle[:-KEPT_BLOCKS]:
             self._prefixes.forget(block)
-        self._exchange(lambda one: _picked(one, kept))
+        small = {
+            layer: LayerPool(_picked(pool.keys, kept), _picked(pool.values, kept))
+            for layer, pool in self._pools.items()
+        }
+        # All or none: blocks have other numbers there.
+        self.pools_made += 1
+        self._pools = small
         self._prefixes.move({block: place for place, block in enumerate(kept)})
         self._allocator = BlockAllocator(KEPT_BLOCKS)
         for place in range(len(kept)):
@@ -400,15 +406,13 @@ class CacheManager:
         num_blocks = max(
             num_blocks, 2 * self.num_blocks if self._may_hold(2 * self.num_blocks) else 0
         )
-        self._exchange(lambda one: _grown(one, num_blocks))
-        self._allocator.grow(num_blocks)
-
-    def _exchange(self, made: Callable[[Tensor], Tensor]) -> None:
-        """Put pools made of the old ones in their place, one after another."""
         # Whoever knows where pools are asks for the number: also where memory ends in the midst.
         self.pools_made += 1
         for layer, pool in self._pools.items():
-            self._pools[layer] = LayerPool(made(pool.keys), made(pool.values))
+            self._pools[layer] = LayerPool(
+                _grown(pool.keys, num_blocks), _grown(pool.values, num_blocks)
+            )
+        self._allocator.grow(num_blocks)
 
 
 def _check_path(path: int | Sequence[int], nodes: Sequence[int], num_staged: int) -> None:
@@ -443,6 +447,9 @@ def _picked(pool: Tensor, blocks: list[int]) -> Tensor:
 
 
 def _grown(pool: Tensor, num_blocks: int) -> Tensor:
+    if pool.shape[1] >= num_blocks * BLOCK_SLOTS:
+        # It grew before memory ended in the midst.
+        return pool
     grown = _empty_like(pool, num_blocks)
     grown[:, : pool.shape[1]] = pool
     return grown

@@ -175,7 +175,7 @@ inline void turn(const Bfloat16* const* keys, float* to) {
 
 // Where the processor multiplies pairs of bfloat16 numbers, scores are summed of those: PAIR numbers
 // are one word of a key or query, and what is multiplied is exact there too.
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) && !defined(OUTRIDER_NO_PAIRS)
 template <typename T>
 constexpr int PAIR = std::is_same<T, Bfloat16>::value ? 2 : 1;
 
@@ -219,7 +219,7 @@ inline void turn(const T* const* keys, float* to) {
 // All words of KEYS keys: of one word after another those of all keys.
 template <typename T>
 inline void turn_all(const T* const* keys, int64_t words, float* to) {
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) && !defined(OUTRIDER_NO_PAIRS)
   if constexpr (PAIR<T> == 2) {
     for (int64_t d = 0; d < words; d += LANES) {
       const int64_t now = words - d < LANES ? words - d : LANES;

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from outrider.errors import OutOfMemory
+from outrider.errors import ModelError, OutOfMemory
 from outrider.models.attention_op import Forward
 from outrider.models.attention_own import LANES, OwnAttention
+from outrider.models.packages import first_line
 from outrider.models.packing import OwnLinear
 from outrider.models.product import Direct, compiled_library
 
@@ -126,6 +127,7 @@ class Told:
         """
         of = forward.cache, forward.cache.pools_made, forward.body
         if self._of != of:
+            self._of = None, 0, None
             self._find_pools(forward)
             self._of = of
         call = self._call
@@ -223,16 +225,22 @@ def _flags() -> dict[str, tuple[str, ...]] | None:
     if not (root / "include" / "torch" / "csrc" / "inductor" / "aoti_torch").is_dir():
         return None
     torch_s = f"-I{root / 'include'}", f"-L{root / 'lib'}", "-Wl,--no-as-needed", "-ltorch_cpu"
-    return {"names.so": ("-fno-openmp",), "calls.so": ("-fno-openmp", *torch_s)}
+    return {"names.so": ("-fno-openmp", "-Wl,--as-needed"), "calls.so": ("-fno-openmp", *torch_s)}
 
 
 def _loaded(names: Path, calls: Path) -> Enter:
-    # The names alone are for everybody: with the calls all of torch's would be.
-    known = ctypes.CDLL(str(names), mode=ctypes.RTLD_GLOBAL)
-    loaded = ctypes.CDLL(str(calls))
-    for name in ("outrider_linear", "outrider_attention"):
-        address = ctypes.cast(getattr(loaded, name), ctypes.c_void_p)
-        ctypes.c_void_p.in_dll(known, f"{name}_call").value = address.value
-    enter = loaded.outrider_enter
+    try:
+        # The names alone are for everybody: with the calls all of torch's would be.
+        known = ctypes.CDLL(str(names), mode=ctypes.RTLD_GLOBAL)
+        loaded = ctypes.CDLL(str(calls))
+        for name in ("outrider_linear", "outrider_attention"):
+            address = ctypes.cast(getattr(loaded, name), ctypes.c_void_p)
+            ctypes.c_void_p.in_dll(known, f"{name}_call").value = address.value
+        enter = loaded.outrider_enter
+    except (OSError, AttributeError, ValueError) as error:
+        raise ModelError(
+            f"the compiled calls in {str(calls.parent)!r} and {str(names.parent)!r} cannot be used "
+            f"({first_line(error)}); remove these folders and compile again"
+        ) from error
     enter.argtypes, enter.restype = [ctypes.c_void_p], ctypes.c_void_p
     return enter

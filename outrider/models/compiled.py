@@ -50,9 +50,10 @@ CONFIGS = {
     # Without these two short weights would become numbers in the code.
     "always_keep_tensor_constants": True,
     "joint_graph_constant_folding": False,
-    # Threads meet in the products. Loops between these are so short that meeting takes longer.
-    "cpp.min_chunk_size": 1 << 15,
 }
+SHORT, SHORTEST = 1 << 16, 1 << 9
+"""Loops between products run in one thread where five rows are less than so many numbers, and each
+thread had at least so many: threads meet in the products, and meeting takes longer than these."""
 # Tracing and compiling change what is global in torch.
 _building = threading.Lock()
 
@@ -395,6 +396,11 @@ class _Opaque:
         )
 
 
+def _configs() -> dict[str, Any]:
+    """What the compiler is asked for. It decides about threads by the rows of the example."""
+    return {**CONFIGS, "cpp.min_chunk_size": max(SHORTEST, SHORT // torch.get_num_threads())}
+
+
 def _shims() -> dict[Any, list[str]]:
     """What packages call in the place of the operators, where that can be."""
     if enter_calls() is None:
@@ -453,7 +459,7 @@ def _make(traced: _Traced, folder: Path, scratch: Path) -> None:
         torch._inductor.aoti_compile_and_package(
             program,
             package_path=str(folder / PACKAGE),
-            inductor_configs={**CONFIGS, "aot_inductor.custom_ops_to_c_shims": _shims()},
+            inductor_configs={**_configs(), "aot_inductor.custom_ops_to_c_shims": _shims()},
         )
 
 
@@ -521,7 +527,7 @@ def _key(model: PreTrainedModel, shown: dict[str, Any]) -> str:
         "config": config,
         "linears": linears,
         "calls": SHIMS,
-        "configs": CONFIGS,
+        "configs": _configs(),
         "tensors": tensors,
         "threads": torch.get_num_threads(),
         **shown,

@@ -44,9 +44,11 @@ def machine_flags() -> tuple[str, ...]:
     Intel's take two cycles for a product of pairs of bfloat16 numbers, and one for two products of
     as many float32 numbers: more than two rows are faster as float32, as are prompts.
     """
-    pairs = torch.cpu.get_capabilities().get("avx512_bf16", False)
-    slow = pairs and CPUINFO.is_file() and "GenuineIntel" in CPUINFO.read_text("ascii", "replace")
-    return ("-march=native", "-mno-avx512bf16") if slow else ("-march=native",)
+    try:
+        slow = "GenuineIntel" in CPUINFO.read_text("ascii", "replace")
+    except OSError:
+        slow = False
+    return ("-march=native", "-DOUTRIDER_NO_PAIRS") if slow else ("-march=native",)
 
 
 FLAGS = ("-std=c++17", "-O3", *machine_flags(), "-fopenmp", "-shared", "-fPIC")
@@ -332,7 +334,7 @@ def compiled_library(
         ModelError: as for `product`, but for a broken library.
     """
     with keeping():
-        folder = cache_folder() / _key(sources, **facts)
+        folder = cache_folder() / _key(sources, flags, **facts)
         if not (folder / name).is_file():
             if not build:
                 return None
@@ -342,9 +344,9 @@ def compiled_library(
     return folder / name
 
 
-def _key(sources: Sequence[Path] = SOURCES, **facts: str) -> str:
+def _key(sources: Sequence[Path] = SOURCES, flags: Sequence[str] = (), **facts: str) -> str:
     texts = [source.read_text() for source in sources]
-    return key_of({"sources": texts, "flags": FLAGS, **facts})
+    return key_of({"sources": texts, "flags": [*FLAGS, *flags], **facts})
 
 
 def _build(folder: Path, name: str, sources: Sequence[Path], flags: Sequence[str]) -> None:

@@ -176,3 +176,18 @@ def test_an_empty_cache_gives_large_pools_back_and_keeps_its_bound():
     assert cache.cache_bytes <= 3 * block_bytes
     with pytest.raises(OutOfMemory, match="max_bytes"):
         cache.reserve(seq, 100)
+
+
+def test_room_that_is_not_all_to_be_had_is_not_taken():
+    cache = CacheManager()
+    seq, other = cache.open(8), cache.open(8)
+    write(cache, seq, [1, 2, 3])
+    cache.limit(cache.block_bytes * cache.num_blocks)
+    free = cache.num_free_blocks
+    with pytest.raises(OutOfMemory, match="max_bytes"):
+        cache.reserve(seq, BLOCK_SLOTS * (cache.num_blocks + 1))
+    assert cache.num_free_blocks == free
+    # Another sequence has it then.
+    write(cache, other, list(range(BLOCK_SLOTS * free)))
+    cache.commit(seq, 3)
+    assert committed(cache, seq) == [1, 2, 3]

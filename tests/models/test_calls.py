@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from outrider.cache import manager
-from outrider.errors import OutOfMemory
+from outrider.errors import ModelError, OutOfMemory
 from outrider.models import calls
 from outrider.models.attention_op import Forward
 from outrider.models.base import Rows
@@ -263,7 +263,20 @@ def test_pools_that_grew_in_part_are_found(
     assert torch.equal(half.score(rows), due)
     places = [cache.pools[layer].keys.data_ptr() for layer in range(len(before))]
     assert [entry.keys for entry in told._pools] == places != before
+    # What has grown already does for less, too.
+    done.clear()
+    monkeypatch.setattr(manager, "_grown", grown)
+    half.discard(seq)
+    cache._grow(cache.num_blocks + 1)
+    assert torch.equal(half.score(rows), due)
     half.close(seq)
+
+
+def test_a_library_of_calls_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    broken = tmp_path / "calls.so"
+    broken.write_text("nothing")
+    with pytest.raises(ModelError, match=r"cannot be used.*compile again"):
+        calls._loaded(broken, broken)
 
 
 def test_a_failure_of_python_s_is_not_masked(
