@@ -161,9 +161,14 @@ _observer: ContextVar[Callable[[LayerCall], None] | None] = ContextVar(
 
 def current() -> Forward:
     """The forward in progress in this thread."""
-    forward = _forward.get()
+    forward = underway()
     assert forward is not None
     return forward
+
+
+def underway() -> Forward | None:
+    """That forward; None where what runs has no attention, as an exit head behind the layers."""
+    return _forward.get()
 
 
 @contextmanager

@@ -120,22 +120,16 @@ class Told:
         self._reaches: list[Reach | None] = []
         self._body: OwnAttention | None = None
 
-    def enter(self, forward: Forward, times: Times | None) -> int | None:
+    def enter(self, forward: Forward | None, times: Times | None) -> int | None:
         """Tells this thread's calls of a forward, and where to note what they take.
 
-        Returns what `leave` is to bring back.
+        Without a forward they are told of the layers alone. Returns what `leave` is to bring back.
         """
-        of = forward.cache, forward.cache.pools_made, forward.body
-        if self._of != of:
-            self._of = None, 0, None
-            self._find_pools(forward)
-            self._of = of
         call = self._call
-        if (body := self._body) is not None:
-            for entry, reach in zip(self._spans, self._reaches, strict=True):
-                spans = body.spans(forward.plan, reach)
-                entry.table, entry.count = spans.table, spans.count
-                entry.rows, entry.scores = spans.rows, spans.scores
+        if forward is None:
+            self._of, self._body, call.attend = (None, 0, None), None, None
+        else:
+            self._tell_pools(forward)
         call.threads, call.failed = torch.get_num_threads(), 0
         fits = times is not None and len(times.table) == len(self._linears) + 1
         call.times = ctypes.addressof(times.table) if times is not None and fits else None
@@ -153,6 +147,18 @@ class Told:
         """
         if self._call.failed:
             raise OutOfMemory("there is no memory for the rows of a forward; free some")
+
+    def _tell_pools(self, forward: Forward) -> None:
+        of = forward.cache, forward.cache.pools_made, forward.body
+        if self._of != of:
+            self._of = None, 0, None
+            self._find_pools(forward)
+            self._of = of
+        if (body := self._body) is not None:
+            for entry, reach in zip(self._spans, self._reaches, strict=True):
+                spans = body.spans(forward.plan, reach)
+                entry.table, entry.count = spans.table, spans.count
+                entry.rows, entry.scores = spans.rows, spans.scores
 
     def _find_pools(self, forward: Forward) -> None:
         """Where each layer's keys and values are, for attention of Outrider's own."""

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from outrider.errors import ModelError, UnsupportedModel
-from outrider.models.attention_op import Forward, Options, current, running
+from outrider.models.attention_op import Forward, Options, current, running, underway
 from outrider.models.calls import SHIMS, Times, Told, enter_calls
 from outrider.models.doors import Door, InterfaceDoor
 from outrider.models.packages import cache_folder, check_owner, first_line, keeping, key_of, making
@@ -225,7 +225,7 @@ class CompiledForward:
         if told is None:
             yield None
             return
-        before = told.enter(current(), self.times)
+        before = told.enter(underway(), self.times)
         try:
             yield told
         finally:

@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from outrider.models.base import Rows
 from outrider.models.bundled import bundled_path
 from outrider.models.capability import row_errors
 from outrider.models.hf import HuggingFaceTarget
+from outrider.models.product import Direct
 from tests.models.families import (
     FAMILIES,
     Family,
@@ -261,6 +263,7 @@ def test_what_is_raised_inside_comes_out_as_it_is(
 
     seq = target.open(8)
     with monkeypatch.context() as patch:
+        patch.setattr(target._compiled, "_told", None)
         patch.setattr(packing.FewRowsLinear, "forward", failing)
         with pytest.raises(error):
             target.score(Rows((seq,), (2,), torch.tensor([1, 2])))
@@ -273,7 +276,7 @@ def test_what_is_raised_inside_comes_out_as_it_is(
 def test_a_package_that_computes_something_else_is_refused(
     target: HuggingFaceTarget, monkeypatch: pytest.MonkeyPatch, wrong: float
 ) -> None:
-    """Be it for batches and trees alone."""
+    """Be it for batches and trees alone, in what Python computes for it."""
     own = packing.FewRowsLinear.forward
     made = HuggingFaceTarget(tiny())
 
@@ -281,10 +284,29 @@ def test_a_package_that_computes_something_else_is_refused(
         out = own(self, inputs)
         return out * wrong if made._compiled is not None and inputs.shape[-2] > 1 else out
 
+    monkeypatch.setattr(compiled, "enter_calls", lambda: None)
     monkeypatch.setattr(packing.FewRowsLinear, "forward", off)
     with pytest.raises(UnsupportedModel, match="differ from its own by"):
         made.compile(build=False)
     assert not made.info()["compiled"]
+
+
+def test_a_package_that_is_told_other_weights_is_refused(
+    target: HuggingFaceTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In what it computes without Python."""
+    own = packing.FewRowsLinear.direct
+    made = HuggingFaceTarget(tiny())
+    if not target.info()["own_products"] or target._compiled is None or not target._compiled._told:
+        pytest.skip("packages compute nothing without Python here")
+
+    def off(self: packing.FewRowsLinear) -> Direct | None:
+        found = own(self)
+        return found and replace(found, weight=1.01 * found.weight)
+
+    monkeypatch.setattr(packing.FewRowsLinear, "direct", off)
+    with pytest.raises(UnsupportedModel, match="differ from its own by"):
+        made.compile(build=False)
 
 
 def test_a_trial_that_fails_leaves_the_own_forward(
