@@ -116,7 +116,7 @@ class Told:
         self._call.bfloat16 = dtype is torch.bfloat16
         self._address = ctypes.addressof(self._call)
         self._dtype = dtype
-        self._of: tuple[CacheManager | None, int, object] = None, 0, None
+        self._of: tuple[CacheManager, int, object] | None = None
         self._reaches: list[Reach | None] = []
         self._body: OwnAttention | None = None
 
@@ -126,10 +126,7 @@ class Told:
         Without a forward they are told of the layers alone. Returns what `leave` is to bring back.
         """
         call = self._call
-        if forward is None:
-            self._of, self._body, call.attend = (None, 0, None), None, None
-        else:
-            self._tell_pools(forward)
+        self._tell_pools(forward)
         call.threads, call.failed = torch.get_num_threads(), 0
         fits = times is not None and len(times.table) == len(self._linears) + 1
         call.times = ctypes.addressof(times.table) if times is not None and fits else None
@@ -148,13 +145,14 @@ class Told:
         if self._call.failed:
             raise OutOfMemory("there is no memory for the rows of a forward; free some")
 
-    def _tell_pools(self, forward: Forward) -> None:
-        of = forward.cache, forward.cache.pools_made, forward.body
+    def _tell_pools(self, forward: Forward | None) -> None:
+        of = None if forward is None else (forward.cache, forward.cache.pools_made, forward.body)
         if self._of != of:
-            self._of = None, 0, None
-            self._find_pools(forward)
+            self._of, self._body, self._call.attend = None, None, None
+            if forward is not None:
+                self._find_pools(forward)
             self._of = of
-        if (body := self._body) is not None:
+        if forward is not None and (body := self._body) is not None:
             for entry, reach in zip(self._spans, self._reaches, strict=True):
                 spans = body.spans(forward.plan, reach)
                 entry.table, entry.count = spans.table, spans.count
@@ -163,7 +161,6 @@ class Told:
     def _find_pools(self, forward: Forward) -> None:
         """Where each layer's keys and values are, for attention of Outrider's own."""
         call, body, pools = self._call, forward.body, forward.cache.pools
-        call.attend, self._body = None, None
         if not (isinstance(body, OwnAttention) and self._dtype in body.dtypes and pools):
             return
         call.attend, self._body = body.address, body

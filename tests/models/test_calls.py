@@ -216,6 +216,20 @@ def test_calls_say_what_they_take_where_somebody_asks(half: HuggingFaceTarget) -
     half.close(seq)
 
 
+def test_without_a_forward_nobody_attends_over_the_last_one_s_pools(
+    half: HuggingFaceTarget,
+) -> None:
+    seq, package = read(half, random_tokens(5)), package_of(half)
+    half.score(Rows((seq,), (1,), random_tokens(1)))
+    pools = half._cache.pools.values()
+    before = [(pool.keys.clone(), pool.values.clone()) for pool in pools]
+    with pytest.raises(AssertionError):
+        package.outputs([torch.tensor([[3]]), torch.tensor([[5]]), torch.tensor([0])])
+    for (keys, values), pool in zip(before, pools, strict=True):
+        assert torch.equal(keys, pool.keys) and torch.equal(values, pool.values)
+    half.close(seq)
+
+
 def test_where_memory_is_out_the_forward_says_so(half: HuggingFaceTarget) -> None:
     seq, package = read(half, random_tokens(5)), package_of(half)
     rows = Rows((seq,), (1,), random_tokens(1))

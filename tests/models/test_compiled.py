@@ -307,6 +307,7 @@ def test_a_package_that_is_told_other_weights_is_refused(
     monkeypatch.setattr(packing.FewRowsLinear, "direct", off)
     with pytest.raises(UnsupportedModel, match="differ from its own by"):
         made.compile(build=False)
+    assert not made.info()["compiled"]
 
 
 def test_a_trial_that_fails_leaves_the_own_forward(
