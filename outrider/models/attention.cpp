@@ -1,8 +1,9 @@
 // Attention over cached keys and values, which are read where they lie.
 //
-// Scores, weights and sums are float32 whatever is cached. What a row becomes does not depend, to
-// the bit, on the rows beside it, nor on where what it sees begins: each query's sums run over its
-// keys one after another, and a hidden key weighs exactly zero, which changes no sum.
+// Scores and sums are float32 whatever is cached, and so are weights but where they multiply pairs
+// of bfloat16 numbers. What a row becomes does not depend, to the bit, on the rows beside it, nor on
+// where what it sees begins: each query's sums run over its keys one after another, and a hidden key
+// weighs exactly zero, which changes no sum.
 
 #if defined(__AVX2__) && defined(__FMA__)
 #include <immintrin.h>
@@ -173,8 +174,25 @@ inline void turn(const Bfloat16* const* keys, float* to) {
 }
 #endif
 
+// Values, which are float32; weights, which are stored as the k-th vector of a query's; their sum.
+template <int WIDE, typename T>
+inline void load_values(const T* from, const T*, Vector* to) {
+#pragma GCC unroll 16
+  for (int v = 0; v < WIDE; v++) to[v] = load(from + v * LANES);
+}
+template <int KEYS_A_WORD>
+inline void store_weights(float* to, int64_t k, Vector weights) {
+  store(to + k * LANES, weights);
+}
+template <int KEYS_A_WORD>
+inline Vector counted(Vector weights, Vector total) {
+  return total + weights;
+}
+
 // Where the processor multiplies pairs of bfloat16 numbers, scores are summed of those: PAIR numbers
-// are one word of a key or query, and what is multiplied is exact there too.
+// are one word of a key or query, and what is multiplied is exact there too. Values are weighed so
+// by pairs of keys, with weights that are rounded first and counted as they are then. The processor
+// adds a pair's second product first, so the earlier key's stands there: sums run in keys' order.
 #if defined(__AVX512BF16__) && !defined(OUTRIDER_NO_PAIRS)
 template <typename T>
 constexpr int PAIR = std::is_same<T, Bfloat16>::value ? 2 : 1;
@@ -182,12 +200,45 @@ constexpr int PAIR = std::is_same<T, Bfloat16>::value ? 2 : 1;
 inline Vector paired(Vector a, Vector b, Vector sum) {
   return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_castps_si512(a), (__m512bh)_mm512_castps_si512(b));
 }
+
+template <int WIDE>
+inline void load_values(const Bfloat16* first, const Bfloat16* second, Vector* to) {
+  // One number of the second, then one of the first.
+  const __m512i low = _mm512_set_epi16(15, 47, 14, 46, 13, 45, 12, 44, 11, 43, 10, 42, 9, 41, 8, 40,
+                                       7, 39, 6, 38, 5, 37, 4, 36, 3, 35, 2, 34, 1, 33, 0, 32);
+  const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+  if constexpr (WIDE == 1) {
+    __m512i a = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)first));
+    __m512i b = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)second));
+    to[0] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(a, low, b));
+    return;
+  }
+#pragma GCC unroll 16
+  for (int v = 0; v + 1 < WIDE; v += 2) {
+    __m512i a = _mm512_loadu_si512(first + v * LANES), b = _mm512_loadu_si512(second + v * LANES);
+    to[v] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(a, low, b));
+    to[v + 1] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(a, high, b));
+  }
+}
+template <>
+inline void store_weights<2>(float* to, int64_t k, Vector weights) {
+  __m256i pairs = (__m256i)_mm512_cvtneps_pbh(weights);
+  _mm256_storeu_si256((__m256i*)(to + k * LANES / 2), _mm256_rol_epi32(pairs, 16));
+}
+template <>
+inline Vector counted<2>(Vector weights, Vector total) {
+  return paired(weights, _mm512_castsi512_ps(_mm512_set1_epi32(0x3f803f80)), total);
+}
 #else
 template <typename T>
 constexpr int PAIR = 1;
 
 inline Vector paired(Vector a, Vector b, Vector sum) { return fused(a, b, sum); }
 #endif
+
+// What stands for the values of a key after the last one.
+template <typename T>
+constexpr T NOTHING[VECTORS * LANES] = {};
 
 // Bytes that come from memory together.
 constexpr int LINE = 64;
@@ -291,7 +342,7 @@ __attribute__((noinline)) void scores_of(const float* query, const float* keys, 
 }
 
 // Adds weighed values to `out`, and where it COUNTS the weights to `totals`. Values of as many keys
-// as are `ahead` are asked for, AHEAD keys on.
+// as are `ahead` are asked for, AHEAD keys on. Weights of PAIR keys are one word.
 template <int QUERIES, int WIDE, bool COUNTS, typename T>
 __attribute__((noinline)) void weighed(const float* weights, int64_t stride, const T* values,
                                        int64_t value_width, const int64_t* places, int64_t count,
@@ -303,21 +354,23 @@ __attribute__((noinline)) void weighed(const float* weights, int64_t stride, con
   for (int q = 0; q < QUERIES; q++)
 #pragma GCC unroll 16
     for (int v = 0; v < WIDE; v++) sums[q][v] = load(out + q * value_width + v * LANES);
-  for (int64_t t = 0; t < count; t++) {
-    const T* from = values + places[t] * value_width;
+  for (int64_t t = 0; t < count; t += PAIR<T>) {
+    const bool next = PAIR<T> == 2 && t + 1 < count;
     Vector value[WIDE];
+    load_values<WIDE>(values + places[t] * value_width,
+                      next ? values + places[t + 1] * value_width : NOTHING<T>, value);
 #pragma GCC unroll 16
-    for (int v = 0; v < WIDE; v++) {
-      value[v] = load(from + v * LANES);
-      hold(value[v]);
-    }
-    if (t < ahead) fetch(values + places[t + AHEAD] * value_width, WIDE * LANES);
+    for (int v = 0; v < WIDE; v++) hold(value[v]);
+    for (int64_t k = t; k < t + PAIR<T>; k++)
+      if (k < ahead) fetch(values + places[k + AHEAD] * value_width, WIDE * LANES);
 #pragma GCC unroll 16
     for (int q = 0; q < QUERIES; q++) {
-      Vector weight = all(weights[q * stride + t]);
-      if (COUNTS) total[q] = total[q] + weight;
+      Vector weight = all(weights[q * stride + t / PAIR<T>]);
+      if (COUNTS) total[q] = counted<PAIR<T>>(weight, total[q]);
 #pragma GCC unroll 16
-      for (int v = 0; v < WIDE; v++) sums[q][v] = fused(weight, value[v], sums[q][v]);
+      for (int v = 0; v < WIDE; v++)
+        sums[q][v] = PAIR<T> == 2 ? paired(weight, value[v], sums[q][v])
+                                  : fused(weight, value[v], sums[q][v]);
     }
   }
 #pragma GCC unroll 16
@@ -432,7 +485,7 @@ bool some(const Layer& layer, const Span& span, int64_t group, int64_t from, int
       float* own = scores + q * padded + t;
       const Vector top = all(tops[q]);
       for (int64_t k = 0; k < now; k += LANES) {
-        store(own + k, exponential(load(own + k) - top));
+        store_weights<PAIR<T>>(own, k / LANES, exponential(load(own + k) - top));
         if (k * sizeof(float) % LINE == 0) __builtin_prefetch(own + AT_A_TIME + k);
       }
     }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from outrider.models.base import Rows
 from outrider.models.capability import row_errors
 from outrider.models.hf import HuggingFaceTarget
 from outrider.models.plan import Plan, make_plan
-from outrider.models.product import Product
+from outrider.models.product import FLAGS, Product
 from outrider.models.reach import Chunk, Reach, Window
 from outrider.models.trial import trial_rows, trial_texts
 from tests.models.families import FAMILIES, ancestors_of, random_model, random_tokens
@@ -39,12 +40,16 @@ WIDTHS = {
 OWN_WIDTHS = [name for name, width in WIDTHS.items() if width % LANES == 0]
 """Families whose heads are as wide as it wants them."""
 OTHER_WIDTHS = [name for name in WIDTHS if name not in OWN_WIDTHS]
+PAIRS = torch.cpu.get_capabilities().get("avx512_bf16") and "-DOUTRIDER_NO_PAIRS" not in FLAGS
+"""Whether attention in bfloat16 multiplies pairs of numbers."""
 HEADS, GROUPS, WIDTH, VALUES = 6, 2, 32, 96
 LENGTH, NEW = 300, 11
+TextOf = Callable[[int, torch.dtype], tuple[Tensor, Tensor, Tensor]]
+"""Query, keys and values of a whole text, drawn with a seed."""
 
 
 def text_of(seed: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, keys and values of a whole text."""
+    """A text of random numbers."""
     draw = torch.Generator().manual_seed(seed)
     shapes = (HEADS, WIDTH), (GROUPS, WIDTH), (GROUPS, VALUES)
     query, keys, values = (
@@ -52,6 +57,13 @@ def text_of(seed: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         for heads, width in shapes
     )
     return query, keys, values
+
+
+def in_order(seed: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """One whose keys weigh the same and whose larger values cancel: what was summed when shows."""
+    query, keys, values = text_of(seed, dtype)
+    values[..., 0::4, :], values[..., 2::4, :] = 2.0**16, -(2.0**16)
+    return query * 0, keys, values
 
 
 def attended(
@@ -79,9 +91,11 @@ def attended(
     return torch.cat(parts, 1)
 
 
-def keeps_bits(body: OwnAttention, dtype: torch.dtype, reach: Reach | None) -> bool:
+def keeps_bits(
+    body: OwnAttention, dtype: torch.dtype, reach: Reach | None, text: TextOf = text_of
+) -> bool:
     """Whether rows are the same alone, in chains, and beside other texts."""
-    texts = [text_of(seed, dtype) for seed in range(3)]
+    texts = [text(seed, dtype) for seed in range(3)]
     alone = torch.cat([attended(body, [text], [1] * NEW, reach) for text in texts])
     return all(
         torch.equal(attended(body, texts, steps, reach), alone)
@@ -89,7 +103,7 @@ def keeps_bits(body: OwnAttention, dtype: torch.dtype, reach: Reach | None) -> b
     )
 
 
-def keeps_bits_in_trees(body: OwnAttention, dtype: torch.dtype) -> bool:
+def keeps_bits_in_trees(body: OwnAttention, dtype: torch.dtype, text_of: TextOf = text_of) -> bool:
     """Whether rows of a tree are those of the chain of their ancestors."""
     text = text_of(0, dtype)
     path, tree = [0, 2, 5], ancestors_of([-1, 0, 0, 1, 1, 2, 5, 3])
@@ -114,25 +128,39 @@ def test_a_row_has_the_same_bits_whatever_goes_along(
     own_attention: OwnAttention, tmp_path: Path, dtype: torch.dtype
 ):
     # A chunk begins among the new rows.
-    for reach in (None, Window(70), Chunk(61)):
-        assert keeps_bits(own_attention, dtype, reach), reach
-    assert keeps_bits_in_trees(own_attention, dtype)
+    for text in (text_of, in_order):
+        for reach in (None, Window(72), Chunk(61)):
+            assert keeps_bits(own_attention, dtype, reach, text), (text, reach)
+        assert keeps_bits_in_trees(own_attention, dtype, text), text
     # The negative control: right numbers, but of which several queries at a time are rounded.
-    weight = "all(weights[q * stride + t])"
-    wrong = variant(tmp_path, (weight, "all(weights[q * stride + t] * (1 + QUERIES * 1e-6f))"))
+    stored = "store(out + q * value_width + v * LANES, sums[q][v]"
+    wrong = variant(tmp_path, (stored, f"{stored} * all(1 + QUERIES * 1e-6f)"))
     body = Product(wrong).attention()
     assert body is not None and not keeps_bits(body, dtype, None)
 
 
 def test_bits_that_follow_where_a_row_begins_are_found(own_attention: OwnAttention, tmp_path: Path):
     """The negative control for windows, chunks and trees: a key's weight follows its place."""
-    weight = "all(weights[q * stride + t])"
-    placed = "all(weights[q * stride + t] * (1 + t % 16 * 2e-7f))"
+    weight = "all(weights[q * stride + t / PAIR<T>]"
+    placed = f"{weight} * (PAIR<T> == 2 ? 1 : 1 + t % 16 * 2e-7f)"
     body = Product(variant(tmp_path, (weight, placed))).attention()
     assert body is not None and keeps_bits(body, torch.float32, None)
     assert not keeps_bits(body, torch.float32, Window(70))
     assert not keeps_bits(body, torch.float32, Chunk(61))
     assert not keeps_bits_in_trees(body, torch.float32)
+
+
+@pytest.mark.skipif(not PAIRS, reason="this processor weighs no pairs of bfloat16 numbers")
+def test_pairs_of_keys_in_another_order_are_found(own_attention: OwnAttention, tmp_path: Path):
+    """The negative control for pairs: their sums are right, and in the order of no text's keys."""
+    weights, values = "_mm256_rol_epi32(pairs, 16)", "const Bfloat16* first, const Bfloat16* second"
+    exchanged = (weights, "pairs"), (values, "const Bfloat16* second, const Bfloat16* first")
+    body = Product(variant(tmp_path, *exchanged)).attention()
+    texts = [text_of(0, torch.bfloat16)]
+    ours, theirs = (attended(one, texts, [NEW]).float() for one in (body, own_attention))
+    assert float((ours - theirs).abs().max()) < 2e-2 * float(theirs.abs().max())
+    assert not keeps_bits(body, torch.bfloat16, Window(72), in_order)
+    assert not keeps_bits_in_trees(body, torch.bfloat16, in_order)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
