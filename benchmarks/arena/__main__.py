@@ -135,7 +135,7 @@ def _arms(options: argparse.Namespace) -> tuple[str, ...]:
     if options.arms:
         return options.arms
     wanted = {
-        name: engine.arms if options.grid == "full" else engine.core or engine.arms
+        name: engine.arms if options.grid == "full" else engine.core
         for name, engine in ENGINES.items()
         if name in (options.engines or ENGINES)
     }

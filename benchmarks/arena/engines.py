@@ -23,7 +23,7 @@ class Engine:
         folder: the virtual environment it runs in, in the arena's home; None = this Python.
         shared: whether one process holds all arms over one copy of the weights.
         arms: what it can do, plain decoding first.
-        core: those of them in the core grid; None = all.
+        core: those of them in the core grid.
         copies: the target's weights that one process holds, in copies of the checkpoint, to guess
             how many processes fit into memory.
         base_mb: what a process takes without any weights.
@@ -34,9 +34,9 @@ class Engine:
     folder: str | None
     shared: bool
     arms: tuple[str, ...]
+    core: tuple[str, ...]
     copies: float
     base_mb: int
-    core: tuple[str, ...] | None = None
     without_8_bit: str | None = None
 
 
@@ -57,7 +57,7 @@ ENGINES = {
             "draft+suffix",
             "draft+recycle",
         ),
-        core=("none", "auto", "draft", "ngram", "suffix"),
+        core=("none", "auto", "draft"),
         copies=1.5,
         base_mb=600,
         without_8_bit="not for targets in Hugging Face folders; outrider-gguf has it",
@@ -67,7 +67,7 @@ ENGINES = {
         folder=None,
         shared=False,
         arms=("none", "auto", "draft", "ngram", "q8_0", "q8_0+auto", "q8_0+draft", "q8_0+ngram"),
-        core=("none", "draft", "ngram", "q8_0"),
+        core=("none", "auto", "draft"),
         copies=1.2,
         base_mb=600,
     ),
@@ -76,6 +76,7 @@ ENGINES = {
         folder="transformers",
         shared=True,
         arms=("plain", "assistant", "lookup", "generate_batch"),
+        core=("assistant",),
         copies=1.2,
         base_mb=600,
         without_8_bit="a further package would be needed",
@@ -85,7 +86,7 @@ ENGINES = {
         folder="llama.cpp",
         shared=False,
         arms=("plain", "draft", "lookup", "q8_0", "q8_0+draft", "q8_0+lookup", "ngram-cache"),
-        core=("plain", "draft", "lookup", "q8_0"),
+        core=("plain", "draft", "lookup"),
         # Mapped from one file by all of its processes; counted once too often rather than not.
         copies=0.5,
         base_mb=200,
@@ -95,6 +96,7 @@ ENGINES = {
         folder="openvino",
         shared=False,
         arms=("plain", "draft", "lookup", "int8"),
+        core=("plain", "draft", "lookup"),
         copies=1.3,
         base_mb=400,
     ),
@@ -103,6 +105,7 @@ ENGINES = {
         folder="vllm",
         shared=False,
         arms=("plain", "draft", "ngram", "suffix"),
+        core=("plain", "draft", "ngram"),
         copies=1.2,
         base_mb=2300,
         without_8_bit="a checkpoint quantised by another tool would be needed",

@@ -50,7 +50,8 @@ def cells(
     """Every combination that means something, stage by stage.
 
     A text of random weights has no acceptance of its own, so there it is imposed; and it is imposed
-    on greedy texts, where accepting means being equal.
+    on greedy texts, where accepting means being equal. An engine that fails at something takes part
+    in nothing after it: what some fail at, sampling, comes last.
     """
     found: list[Cell] = []
     for checkpoint in checkpoints:
@@ -59,8 +60,8 @@ def cells(
             costs if imposed else (0.1,), alphas if imposed else (None,)
         ):
             stage = Stage(checkpoint, cost, alpha)
-            for prompt, batch, temperature in itertools.product(
-                prompts, batches, [0.0] if imposed else temperatures
+            for temperature, prompt, batch in itertools.product(
+                [0.0] if imposed else temperatures, prompts, batches
             ):
                 found.append(Cell(stage, temperature, batch, prompt))
     return found
@@ -69,7 +70,7 @@ def cells(
 GRIDS = {
     "tiny": (("small",), (0.0,), (1,), (128,), (), ()),
     "reduced": (("small",), (0.0, 0.8), (1, 4), (128,), (), ()),
-    "core": (("half", "qwen3-0.6b"), (0.0, 0.8), (1, 4), (128,), (0.7, 0.9), (0.1,)),
+    "core": (("half",), (0.0, 0.8), (1, 4), (128,), (), ()),
     "full": ((*INFLATED[1:], *RANDOM), (0.0, 0.8), (1, 4), (128, 2048), ALPHAS, COSTS),
 }
 """Arguments of `cells`."""
