@@ -23,7 +23,7 @@ class Engine:
         folder: the virtual environment it runs in, in the arena's home; None = this Python.
         shared: whether one process holds all arms over one copy of the weights.
         arms: what it can do, plain decoding first.
-        core: those of them in the core grid.
+        core: those of them in every grid but the full one.
         copies: the target's weights that one process holds, in copies of the checkpoint, to guess
             how many processes fit into memory.
         base_mb: what a process takes without any weights.

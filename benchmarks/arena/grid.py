@@ -68,9 +68,9 @@ def cells(
 
 
 GRIDS = {
-    "tiny": (("small",), (0.0,), (1,), (128,), (), ()),
-    "reduced": (("small",), (0.0, 0.8), (1, 4), (128,), (), ()),
-    "core": (("half",), (0.0, 0.8), (1, 4), (128,), (), ()),
+    "tiny": (("small",), (0.0,), (1,), (128,), ALPHAS, COSTS),
+    "reduced": (("small",), (0.0, 0.8), (1, 4), (128,), ALPHAS, COSTS),
+    "core": (("half",), (0.0, 0.8), (1, 4), (128,), ALPHAS, COSTS),
     "full": ((*INFLATED[1:], *RANDOM), (0.0, 0.8), (1, 4), (128, 2048), ALPHAS, COSTS),
 }
 """Arguments of `cells`."""

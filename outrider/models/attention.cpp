@@ -30,6 +30,9 @@ constexpr int WIDTH = 16, KEYS = 16;
 // stay in a core's cache while one query after another weighs them (AT_A_TIME), and how many keys
 // AHEAD of their use values are asked for.
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#if defined(__AVX512BF16__) && !defined(OUTRIDER_NO_PAIRS)
+#define OUTRIDER_PAIRS
+#endif
 typedef __m512 Vector;
 constexpr int LANES = 16;
 constexpr int SCORED = 8, COUNTED = 4, WEIGHED = 4, VECTORS = 4;
@@ -193,7 +196,7 @@ inline Vector counted(Vector weights, Vector total) {
 // are one word of a key or query, and what is multiplied is exact there too. Values are weighed so
 // by pairs of keys, with weights that are rounded first and counted as they are then. The processor
 // adds a pair's second product first, so the earlier key's stands there: sums run in keys' order.
-#if defined(__AVX512BF16__) && !defined(OUTRIDER_NO_PAIRS)
+#if defined(OUTRIDER_PAIRS)
 template <typename T>
 constexpr int PAIR = std::is_same<T, Bfloat16>::value ? 2 : 1;
 
@@ -270,7 +273,7 @@ inline void turn(const T* const* keys, float* to) {
 // All words of KEYS keys: of one word after another those of all keys.
 template <typename T>
 inline void turn_all(const T* const* keys, int64_t words, float* to) {
-#if defined(__AVX512BF16__) && !defined(OUTRIDER_NO_PAIRS)
+#if defined(OUTRIDER_PAIRS)
   if constexpr (PAIR<T> == 2) {
     for (int64_t d = 0; d < words; d += LANES) {
       const int64_t now = words - d < LANES ? words - d : LANES;

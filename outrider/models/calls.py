@@ -163,7 +163,6 @@ class Told:
         call, body, pools = self._call, forward.body, forward.cache.pools
         if not (isinstance(body, OwnAttention) and self._dtype in body.dtypes and pools):
             return
-        call.attend, self._body = body.address, body
         self._reaches = list(dict.fromkeys(forward.reaches.get(layer) for layer in pools))
         self._pools = (_Pool * (1 + max(pools)))()
         self._spans = (_Spans * len(self._reaches))()
@@ -177,6 +176,8 @@ class Told:
             entry.reach = self._reaches.index(forward.reaches.get(layer))
         call.pools, call.num_pools = ctypes.addressof(self._pools), len(self._pools)
         call.spans = ctypes.addressof(self._spans)
+        # Last: whatever breaks this off leaves no half of it behind.
+        call.attend, self._body = body.address, body
 
 
 def _fill(entry: _Linear, direct: Direct) -> None:

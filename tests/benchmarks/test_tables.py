@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.arena.__main__ import main
 from benchmarks.arena.engines import Arm
+from benchmarks.arena.grid import GRIDS, INFLATED, RANDOM, cells
 from benchmarks.arena.tables import Found
 
 CELL = "small c=0.1 T=0 batch=1 prompt=128"
@@ -169,6 +170,21 @@ def test_the_command_prints_it(record, tmp_path: Path, capsys):
 def test_an_unknown_engine_is_a_mistake(tmp_path: Path, capsys):
     assert main(["setup", "nothing", "--home", str(tmp_path)]) == 2
     assert "llama.cpp" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_every_grid_has_cells_of_every_checkpoint(grid: str):
+    for checkpoint in (*INFLATED, *RANDOM):
+        found = cells((checkpoint,), *GRIDS[grid][1:])
+        assert found and {cell.stage.checkpoint for cell in found} == {checkpoint}
+        # Greedy ones first: engines that fail in sampling are out afterwards.
+        assert [cell.temperature for cell in found] == sorted(cell.temperature for cell in found)
+
+
+def test_an_unknown_checkpoint_is_a_mistake(tmp_path: Path, capsys):
+    files = ["--home", str(tmp_path), "--json", str(tmp_path / "arena.json")]
+    assert main(["run", "--prepare", "--checkpoints", "nobody", *files]) == 2
+    assert "'nobody'" in capsys.readouterr().err
 
 
 def test_the_picture_is_drawn(record, tmp_path: Path):

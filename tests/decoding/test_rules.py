@@ -185,7 +185,11 @@ def test_without_a_draft_it_is_plain_decoding(rule: str):
     empty = Draft.chain(
         torch.zeros(0, 2, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), None
     )
-    assert len(verify(rule, empty, target[:0].expand(0, 3, 9)).token_B) == 0
+    nobody = verify(rule, empty, target[:0].expand(0, 3, 9))
+    assert len(nobody.token_B) == 0
+    for one in (verdict, nobody):
+        parts = one.num_accepted_B, one.token_B, one.path_BD
+        assert [part.dtype for part in parts] == [torch.int64] * 3
 
 
 @pytest.mark.parametrize("rule", list(RULES))

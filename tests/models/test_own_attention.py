@@ -224,9 +224,9 @@ def test_copies_compute_the_same(own_attention: OwnAttention):
         assert torch.equal(attended(other, texts, [NEW]), before)
 
 
-def same_by_any_threads(body: OwnAttention) -> bool:
+def same_by_any_threads(body: OwnAttention, dtype: torch.dtype) -> bool:
     """Whether the number of threads changes no bit."""
-    texts, before = [text_of(seed, torch.float32) for seed in range(2)], torch.get_num_threads()
+    texts, before = [text_of(seed, dtype) for seed in range(2)], torch.get_num_threads()
     found = []
     try:
         for threads in (1, 2, 3, 7):
@@ -238,12 +238,13 @@ def same_by_any_threads(body: OwnAttention) -> bool:
 
 
 def test_threads_change_no_bit(own_attention: OwnAttention, tmp_path: Path):
-    assert same_by_any_threads(own_attention)
+    assert same_by_any_threads(own_attention, torch.bfloat16)
+    assert same_by_any_threads(own_attention, torch.float32)
     # The negative control: right numbers, rounded by how a thread's queries begin.
     scale = "words, layer.scaling,"
     wrong = variant(tmp_path, (scale, "words, layer.scaling * (1 + from % 7 * 2e-7f),"))
     body = Product(wrong).attention()
-    assert body is not None and not same_by_any_threads(body)
+    assert body is not None and not same_by_any_threads(body, torch.float32)
 
 
 def test_memory_that_is_out_is_told(own_attention: OwnAttention, tmp_path: Path):
@@ -266,11 +267,13 @@ def test_families_have_the_same_rows(own_attention: OwnAttention, name: str):
     assert body.takes_all
 
 
-def test_what_is_no_number_stays_none(own_attention: OwnAttention):
-    query, keys, values = text_of(0, torch.float32)
-    keys[..., LENGTH // 2, 0] = float("nan")
-    out = attended(own_attention, [(query, keys, values)], [NEW])
-    assert not out[:, LENGTH:].isfinite().all(-1).any()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("which", [1, 2], ids=["keys", "values"])
+def test_what_is_no_number_stays_none(own_attention: OwnAttention, dtype: torch.dtype, which: int):
+    text = text_of(0, dtype)
+    text[which][..., LENGTH // 2, :] = float("nan")
+    out = attended(own_attention, [text], [NEW])
+    assert not out[:, LENGTH:].isfinite().any()
 
 
 @pytest.mark.parametrize("num", [1, 2], ids=["alone", "beside another"])
