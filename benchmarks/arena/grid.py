@@ -50,8 +50,8 @@ def cells(
     """Every combination that means something, stage by stage.
 
     A text of random weights has no acceptance of its own, so there it is imposed; and it is imposed
-    on greedy texts, where accepting means being equal. An engine that fails at something takes part
-    in nothing after it: what some fail at, sampling, comes last.
+    on greedy texts, where accepting means being equal. An arm that fails takes part in nothing more
+    of the stage in that run: what some fail at, sampling, comes last.
     """
     found: list[Cell] = []
     for checkpoint in checkpoints:

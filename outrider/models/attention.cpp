@@ -3,7 +3,7 @@
 // Scores and sums are float32 whatever is cached, and so are weights but where they multiply pairs
 // of bfloat16 numbers. What a row becomes does not depend, to the bit, on the rows beside it, nor on
 // where what it sees begins: each query's sums run over its keys one after another, and a hidden key
-// weighs exactly zero, which changes no sum.
+// weighs exactly zero, which changes no sum of finite values.
 
 #if defined(__AVX2__) && defined(__FMA__)
 #include <immintrin.h>

@@ -176,7 +176,7 @@ class Told:
             entry.reach = self._reaches.index(forward.reaches.get(layer))
         call.pools, call.num_pools = ctypes.addressof(self._pools), len(self._pools)
         call.spans = ctypes.addressof(self._spans)
-        # Last: whatever breaks this off leaves no half of it behind.
+        # Last: what is told counts from here on, and nothing does where this is broken off.
         call.attend, self._body = body.address, body
 
 

@@ -130,7 +130,8 @@ extern "C" int outrider_product(const float* x, const float* w, const float* bia
 typedef unsigned short Bfloat16;
 constexpr int VECTORS = 2, PANEL = LANES * VECTORS;
 
-#if defined(__AVX512BF16__) && !defined(OUTRIDER_NO_PAIRS)
+#if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__) && \
+    !defined(OUTRIDER_NO_PAIRS)
 // An instruction multiplies a pair of inputs with those of 16 outputs.
 constexpr int TILE_ROWS = 8;
 // Inputs of a panel that stay in a core's second cache while one tile of rows after another reads

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -170,6 +172,48 @@ def _ragged(num_texts: int) -> tuple[torch.Tensor, Law, torch.Tensor, torch.Tens
     target, q = laws(num_texts, 4, 7, seed=1), laws(3 * num_texts, 7, seed=2)
     tokens = q.argmax(1).view(num_texts, 3)
     return target, Law.dense(q), tokens, torch.arange(num_texts) % 4
+
+
+def _ragged(seed: int) -> tuple[Draft, torch.Tensor]:
+    """Chains of up to four tokens of up to five texts, and the target's own tokens."""
+    chance = torch.Generator().manual_seed(seed)
+    num, depth = int(torch.randint(6, (), generator=chance)), seed % 5
+    tokens_BK = torch.randint(2, (num, depth), generator=chance)
+    counts_B = torch.randint(depth + 1, (num,), generator=chance)
+    return Draft.chain(tokens_BK, counts_B, None), torch.randint(
+        2, (num, depth + 1), generator=chance
+    )
+
+
+def _counts_ignored(draft: Draft, own_BT: torch.Tensor) -> Verdict:
+    whole_B = torch.full_like(draft.tree.counts_B, draft.tree.num_nodes)
+    return base._few_while_equal(Draft.chain(draft.tree.tokens_BN, whole_B, None), own_BT)
+
+
+def _no_path(draft: Draft, own_BT: torch.Tensor) -> Verdict:
+    found = base._few_while_equal(draft, own_BT)
+    return Verdict(found.num_accepted_B, found.token_B, torch.zeros_like(found.path_BD))
+
+
+def _as_many(few: Callable[[Draft, torch.Tensor], Verdict]) -> bool:
+    """Whether chains of few numbers have the verdicts that calls on tensors find."""
+    for seed in range(200):
+        draft, own_BT = _ragged(seed)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(base, "FEW", (-1, 0))
+            want = base.while_equal(draft, own_BT)
+        found = few(draft, own_BT)
+        for name in ("num_accepted_B", "token_B", "path_BD"):
+            ours, theirs = getattr(found, name), getattr(want, name)
+            if ours.dtype != theirs.dtype or not torch.equal(ours, theirs):
+                return False
+    return True
+
+
+def test_few_numbers_are_compared_as_many_are():
+    assert _as_many(base.while_equal) and _as_many(base._few_while_equal)
+    # The negative controls.
+    assert not _as_many(_counts_ignored) and not _as_many(_no_path)
 
 
 @pytest.mark.parametrize("rule", list(RULES))

@@ -333,6 +333,25 @@ def test_what_is_not_used_as_things_stand_holds_no_weights(python: Counter[str])
     assert float((got - due).abs().max()) < 0.1 * float(due.abs().max())
 
 
+def test_pools_that_cannot_be_told_leave_nothing_told(
+    target: HuggingFaceTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    due, told = rows_of(target, (2,), tree=False), package_of(target)._told
+    assert told is not None and told._call.attend
+    told._of = None
+
+    def broken(*_: object) -> bool:
+        raise IndexError("a pool of another shape")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(calls, "_lies_open", broken)
+        with pytest.raises(IndexError, match="another shape"):
+            rows_of(target, (2,), tree=False)
+    assert not told._call.attend and told._body is None
+    assert torch.equal(rows_of(target, (2,), tree=False), due)
+    assert told._call.attend
+
+
 def test_only_names_are_for_the_whole_process() -> None:
     assert calls.enter_calls() is not None
     everybody = ctypes.CDLL(None)

@@ -244,7 +244,9 @@ def test_threads_change_no_bit(own_attention: OwnAttention, tmp_path: Path):
     scale = "words, layer.scaling,"
     wrong = variant(tmp_path, (scale, "words, layer.scaling * (1 + from % 7 * 2e-7f),"))
     body = Product(wrong).attention()
-    assert body is not None and not same_by_any_threads(body, torch.float32)
+    assert body is not None
+    assert not same_by_any_threads(body, torch.float32)
+    assert not same_by_any_threads(body, torch.bfloat16)
 
 
 def test_memory_that_is_out_is_told(own_attention: OwnAttention, tmp_path: Path):

@@ -32,8 +32,9 @@ Guarantee = Literal["seed", "law", "surrogate"]
 target's (`law`), or distributed as a declared law near the target's (`surrogate`: lossy)."""
 
 ALL_KINDS = frozenset(Kind)
-FEW = 128
-"""Numbers that Python looks at one by one before calls on tensors do."""
+FEW = 32, 128
+"""Texts, and the target's tokens of them all, that Python looks at one by one in less time than calls
+on tensors take."""
 
 
 class Rule(ABC):
@@ -188,9 +189,10 @@ def chain_draft_probs(draft: Draft) -> Tensor:
 
 def while_equal(draft: Draft, target_tokens_BT: Tensor) -> Verdict:
     """Keeps the tokens of chains while they are the target's own, and adds the target's next."""
-    depth = draft.tree.num_nodes
-    if host.reads_free(target_tokens_BT.device) and target_tokens_BT.numel() <= FEW:
-        return _few_while_equal(draft, target_tokens_BT.tolist())
+    depth, (texts, tokens) = draft.tree.num_nodes, FEW
+    few = len(target_tokens_BT) <= texts and target_tokens_BT.numel() <= tokens
+    if few and host.reads_free(target_tokens_BT.device):
+        return _few_while_equal(draft, target_tokens_BT)
     draft = draft.to(target_tokens_BT.device)
     equal_BK = target_tokens_BT[:, :depth] == draft.tree.tokens_BN
     num_accepted_B = run_length(equal_BK & draft.tree.is_node())
@@ -198,11 +200,11 @@ def while_equal(draft: Draft, target_tokens_BT: Tensor) -> Verdict:
     return Verdict.of_chain(num_accepted_B, token_B, depth)
 
 
-def _few_while_equal(draft: Draft, target_tokens: list[list[int]]) -> Verdict:
-    """The same in Python, where a few numbers take a fraction of the time of calls on tensors."""
+def _few_while_equal(draft: Draft, target_tokens_BT: Tensor) -> Verdict:
+    """The same in Python."""
     tree, kept, added = draft.tree, list[int](), list[int]()
     drafted = zip(tree.tokens_BN.tolist(), tree.counts_B.tolist(), strict=True)
-    for own, (tokens, count) in zip(target_tokens, drafted, strict=True):
+    for own, (tokens, count) in zip(target_tokens_BT.tolist(), drafted, strict=True):
         length = 0
         while length < count and tokens[length] == own[length]:
             length += 1
@@ -211,7 +213,8 @@ def _few_while_equal(draft: Draft, target_tokens: list[list[int]]) -> Verdict:
     rows = range(1, tree.num_nodes + 1)
     paths = [[row if row <= n else 0 for row in rows] for n in kept]
     kept_B, added_B, path_BD = (
-        torch.tensor(one, dtype=torch.int64) for one in (kept, added, paths)
+        torch.tensor(one, dtype=torch.int64, device=target_tokens_BT.device)
+        for one in (kept, added, paths)
     )
     return Verdict(kept_B, added_B, path_BD.view(len(kept), tree.num_nodes))
 
