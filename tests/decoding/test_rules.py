@@ -174,7 +174,7 @@ def _ragged(num_texts: int) -> tuple[torch.Tensor, Law, torch.Tensor, torch.Tens
     return target, Law.dense(q), tokens, torch.arange(num_texts) % 4
 
 
-def _ragged(seed: int) -> tuple[Draft, torch.Tensor]:
+def _greedy_chains(seed: int) -> tuple[Draft, torch.Tensor]:
     """Chains of up to four tokens of up to five texts, and the target's own tokens."""
     chance = torch.Generator().manual_seed(seed)
     num, depth = int(torch.randint(6, (), generator=chance)), seed % 5
@@ -198,7 +198,7 @@ def _no_path(draft: Draft, own_BT: torch.Tensor) -> Verdict:
 def _as_many(few: Callable[[Draft, torch.Tensor], Verdict]) -> bool:
     """Whether chains of few numbers have the verdicts that calls on tensors find."""
     for seed in range(200):
-        draft, own_BT = _ragged(seed)
+        draft, own_BT = _greedy_chains(seed)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(base, "FEW", (-1, 0))
             want = base.while_equal(draft, own_BT)

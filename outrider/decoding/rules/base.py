@@ -33,8 +33,8 @@ target's (`law`), or distributed as a declared law near the target's (`surrogate
 
 ALL_KINDS = frozenset(Kind)
 FEW = 32, 128
-"""Texts, and the target's tokens of them all, that Python looks at one by one in less time than calls
-on tensors take."""
+"""Texts, and target tokens of all of them, up to which Python takes less time than calls on
+tensors."""
 
 
 class Rule(ABC):
