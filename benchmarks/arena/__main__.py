@@ -16,6 +16,7 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Collection, Iterable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -49,9 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def setup(options: argparse.Namespace, command: str) -> int:
     """Virtual environments."""
-    for engine in options.engines:
-        if engine not in STEPS:
-            raise InvalidConfig(f"engine {engine!r} does not exist; there are {', '.join(STEPS)}")
+    _known(options.engines, STEPS)
     set_up(Home(options.home), options.engines or tuple(STEPS), print)
     return 0
 
@@ -134,12 +133,20 @@ def _arena(options: argparse.Namespace, command: str) -> Arena:
 def _arms(options: argparse.Namespace) -> tuple[str, ...]:
     if options.arms:
         return options.arms
+    _known(options.engines or (), ENGINES)
     wanted = {
         name: engine.arms if options.grid == "full" else engine.core
         for name, engine in ENGINES.items()
         if name in (options.engines or ENGINES)
     }
     return tuple(f"{name}/{arm}" for name, arms in wanted.items() for arm in arms)
+
+
+def _known(engines: Iterable[str], all_of_them: Collection[str]) -> None:
+    for engine in engines:
+        if engine not in all_of_them:
+            there = ", ".join(all_of_them)
+            raise InvalidConfig(f"engine {engine!r} does not exist; there are {there}")
 
 
 def _cells(options: argparse.Namespace) -> list[Cell]:

@@ -64,8 +64,11 @@ class Settings:
                 raise InvalidConfig(f"arm {name!r} does not exist; see --help for engines and arms")
         if self.dtype not in DTYPES:
             raise InvalidConfig(f"dtype {self.dtype!r}: all engines know {' and '.join(DTYPES)}")
-        if self.pairs < 1 or self.tokens < 2:
-            raise InvalidConfig("at least 1 round and 2 tokens a prompt are due")
+        if self.pairs < 1 or self.tokens < 2 or self.k < 1:
+            raise InvalidConfig(
+                f"pairs={self.pairs}, tokens={self.tokens}, k={self.k}: at least 1 round, "
+                "2 tokens a prompt and 1 drafted token are due"
+            )
 
 
 @dataclass(frozen=True, slots=True)

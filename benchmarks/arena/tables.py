@@ -18,6 +18,7 @@ import numpy as np
 from benchmarks.arena.engines import ANCHOR, ENGINES, FLOAT32, OURS, SHARED, Arm
 from outrider.bench.machine import QUIET
 from outrider.bench.paired import RESAMPLES, Interval
+from outrider.errors import InvalidConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +104,18 @@ class Found:
 
     @classmethod
     def read(cls, path: Path) -> Found:
-        """From what `run` wrote."""
-        return cls(json.loads(path.read_text("utf-8")))
+        """From what `run` wrote.
+
+        Raises:
+            InvalidConfig: there is no record.
+        """
+        try:
+            record = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise InvalidConfig(f"{path}: no record of the arena's ({error})") from error
+        if not isinstance(record, dict) or "cells" not in record:
+            raise InvalidConfig(f"{path}: no record of the arena's; `run --json` writes one")
+        return cls(record)
 
     @property
     def cells(self) -> list[str]:

@@ -170,6 +170,25 @@ def test_the_command_prints_it(record, tmp_path: Path, capsys):
 def test_an_unknown_engine_is_a_mistake(tmp_path: Path, capsys):
     assert main(["setup", "nothing", "--home", str(tmp_path)]) == 2
     assert "llama.cpp" in capsys.readouterr().err
+    files = ["--home", str(tmp_path), "--json", str(tmp_path / "arena.json")]
+    assert main(["run", "--prepare", "--engines", "outrider,nothing", *files]) == 2
+    assert "'nothing'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", [["--pairs", "0"], ["--tokens", "1"], ["--k", "0"]])
+def test_numbers_that_measure_nothing_are_mistakes(wrong: list[str], tmp_path: Path, capsys):
+    files = ["--home", str(tmp_path), "--json", str(tmp_path / "arena.json")]
+    assert main(["run", "--prepare", *wrong, *files]) == 2
+    assert f"{wrong[0][2:]}={wrong[1]}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", [None, "# a page", "[]", "{}"])
+def test_what_is_no_record_is_a_mistake(text: str | None, tmp_path: Path, capsys):
+    path = tmp_path / "other.json"
+    if text is not None:
+        path.write_text(text)
+    assert main(["report", str(path)]) == 2
+    assert "other.json: no record" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("grid", GRIDS)
