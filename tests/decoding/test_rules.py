@@ -180,9 +180,8 @@ def _greedy_chains(seed: int) -> tuple[Draft, torch.Tensor]:
     num, depth = int(torch.randint(6, (), generator=chance)), seed % 5
     tokens_BK = torch.randint(2, (num, depth), generator=chance)
     counts_B = torch.randint(depth + 1, (num,), generator=chance)
-    return Draft.chain(tokens_BK, counts_B, None), torch.randint(
-        2, (num, depth + 1), generator=chance
-    )
+    own_BT = torch.randint(2, (num, depth + 1), generator=chance)
+    return Draft.chain(tokens_BK, counts_B, None), own_BT
 
 
 def _counts_ignored(draft: Draft, own_BT: torch.Tensor) -> Verdict:
@@ -200,7 +199,7 @@ def _as_many(few: Callable[[Draft, torch.Tensor], Verdict]) -> bool:
     for seed in range(200):
         draft, own_BT = _greedy_chains(seed)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(base, "FEW", (-1, 0))
+            patch.setattr(base, "FEW_TEXTS", -1)
             want = base.while_equal(draft, own_BT)
         found = few(draft, own_BT)
         for name in ("num_accepted_B", "token_B", "path_BD"):

@@ -32,8 +32,8 @@ Guarantee = Literal["seed", "law", "surrogate"]
 target's (`law`), or distributed as a declared law near the target's (`surrogate`: lossy)."""
 
 ALL_KINDS = frozenset(Kind)
-FEW = 32, 128
-"""Texts, and target tokens of all of them, up to which Python takes less time than calls on
+FEW_TEXTS, FEW_TOKENS = 32, 128
+"""Texts, and the target's tokens of all of them, up to which Python takes less time than calls on
 tensors."""
 
 
@@ -189,11 +189,11 @@ def chain_draft_probs(draft: Draft) -> Tensor:
 
 def while_equal(draft: Draft, target_tokens_BT: Tensor) -> Verdict:
     """Keeps the tokens of chains while they are the target's own, and adds the target's next."""
-    depth, (texts, tokens) = draft.tree.num_nodes, FEW
-    few = len(target_tokens_BT) <= texts and target_tokens_BT.numel() <= tokens
+    few = len(target_tokens_BT) <= FEW_TEXTS and target_tokens_BT.numel() <= FEW_TOKENS
     if few and host.reads_free(target_tokens_BT.device):
         return _few_while_equal(draft, target_tokens_BT)
     draft = draft.to(target_tokens_BT.device)
+    depth = draft.tree.num_nodes
     equal_BK = target_tokens_BT[:, :depth] == draft.tree.tokens_BN
     num_accepted_B = run_length(equal_BK & draft.tree.is_node())
     token_B = target_tokens_BT.gather(1, num_accepted_B[:, None]).squeeze(1)
