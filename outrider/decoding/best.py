@@ -16,8 +16,8 @@ from torch import Tensor
 
 from outrider.decoding.draft import Draft, Kind
 from outrider.decoding.draw import Draws
-from outrider.decoding.grow import Expand, one_table
-from outrider.decoding.laws import Law
+from outrider.decoding.grow import Expand
+from outrider.decoding.laws import Law, one_table
 from outrider.tree import TokenTree, TreeBudget
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider.decoding.draft import Draft, Kind
 from outrider.decoding.draw import Draws
-from outrider.decoding.laws import Law
+from outrider.decoding.laws import Law, one_table
 from outrider.errors import DraftShapeMismatch
 from outrider.tree import TokenTree
 
@@ -183,32 +183,6 @@ class _Growing:
         if tree.is_chain:
             return Draft(tree, _side_by_side(self._made, len(self._counts)), None, kinds_BN, kinds)
         return Draft(tree, one_table(self._made), self._laws[:, columns], kinds_BN, kinds)
-
-
-def _alike(laws: Sequence[Law]) -> list[Law]:
-    """The laws in one form: sparse ones padded to one width, or all dense where any is."""
-    if all(law.ids is None for law in laws):
-        return list(laws)
-    dense = [law for law in laws if law.ids is None]
-    if dense:
-        return [Law.dense(law.table(dense[0].probs.shape[1])) for law in laws]
-    width = max(law.probs.shape[1] for law in laws)
-    padded: list[Law] = []
-    for law in laws:
-        assert law.ids is not None
-        more = 0, width - law.probs.shape[1]
-        pad = torch.nn.functional.pad
-        padded.append(Law.sparse(pad(law.ids, more), pad(law.probs, more)))
-    return padded
-
-
-def one_table(laws: Sequence[Law]) -> Law:
-    """One level's rows behind the other's."""
-    if len(laws) == 1:
-        return laws[0]
-    laws = _alike(laws)
-    ids = [law.ids for law in laws if law.ids is not None]
-    return Law(torch.cat([law.probs for law in laws]), torch.cat(ids) if ids else None)
 
 
 def _side_by_side(laws: Sequence[Law], num_texts: int) -> Law:

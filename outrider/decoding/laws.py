@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.decoding import host
@@ -22,6 +24,8 @@ _LEAST_SUM, _MOST_SUM = 1e-10, 1e17
 _NUCLEUS_GUESS = 256
 # Entries that stand for themselves by their largest one while the likeliest tokens are looked for.
 _BLOCK = 64
+# Tokens beyond top_k that are looked at: in bfloat16 some often equal the last that stays.
+_TIED = 24
 # Rows narrower than this are quicker worked on whole.
 _WIDE = 16_384
 
@@ -65,6 +69,14 @@ class Law:
     def to(self, device: torch.device) -> Law:
         """The same laws on a device."""
         return Law(self.probs.to(device), None if self.ids is None else self.ids.to(device))
+
+    def at(self, row: int, tokens: NDArray[np.int64]) -> NDArray[np.floating]:
+        """Probabilities of several tokens in one law, where the host reads for free."""
+        probs_M = self.probs[row].numpy()
+        if self.ids is None:
+            return probs_M[tokens]
+        same_WM = tokens[:, None] == self.ids[row].numpy()
+        return np.where(same_WM, probs_M, 0).sum(1)
 
     def select(self, rows: Tensor) -> Law:
         """The laws of `rows`, in their order."""
@@ -125,7 +137,22 @@ class Law:
         """The dense table; for tests and small vocabularies."""
         if self.ids is None:
             return self.probs
-        return self.probs.new_zeros(len(self), vocab_size).scatter_add(1, self.ids, self.probs)
+        return self.probs.new_zeros(len(self), vocab_size).scatter_add_(1, self.ids, self.probs)
+
+
+def one_table(laws: Sequence[Law]) -> Law:
+    """All laws' rows, one's behind the other's: on few tokens, padded, or dense where any are."""
+    if len(laws) == 1:
+        return laws[0]
+    dense = [law for law in laws if law.ids is None]
+    if dense:
+        width = dense[0].probs.shape[1]
+        return Law.dense(torch.cat([law.table(width) for law in laws]))
+    most, pad = max(law.probs.shape[1] for law in laws), torch.nn.functional.pad
+    more = [(0, most - law.probs.shape[1]) for law in laws]
+    ids = [pad(law.ids, own) for law, own in zip(laws, more, strict=True) if law.ids is not None]
+    probs = [pad(law.probs, own) for law, own in zip(laws, more, strict=True)]
+    return Law.sparse(torch.cat(ids), torch.cat(probs))
 
 
 def softmax(scores_RV: Float[Tensor, "R V"]) -> Float[Tensor, "R V"]:
@@ -210,6 +237,27 @@ def check_logits(logits_RV: Float[Tensor, "R V"]) -> Bool[Tensor, " R"]:
     return logits_RV.amax(-1).isfinite()
 
 
+def processed_law(
+    logits_RV: Float[Tensor, "R V"],
+    temperature_R: Tensor | float,
+    top_k_R: Tensor | int = 0,
+    top_p_R: Tensor | float = 1.0,
+    min_p_R: Tensor | float = 0.0,
+    typical_p_R: Tensor | float = 1.0,
+) -> Law:
+    """The laws of `processed_probs`, on few tokens where top_k leaves few of each wide row.
+
+    Ids ascend; they are as many for each row as the largest top_k asks for.
+    """
+    given = temperature_R, top_k_R, top_p_R, min_p_R, typical_p_R
+    controls = [_per_row(control, logits_RV) for control in given]
+    if len(logits_RV) and leaves_few(logits_RV, *controls[:2]).all():
+        law, whole_R = _of_few(logits_RV, controls)
+        if not whole_R.any():
+            return law
+    return Law.dense(processed_probs(logits_RV, *controls))
+
+
 def processed_probs(
     logits_RV: Float[Tensor, "R V"],
     temperature_R: Tensor | float,
@@ -238,18 +286,48 @@ def processed_probs(
     Returns:
         float32, or float64 for float64 logits; rows sum to one.
     """
-    scores_RV = logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
     given = temperature_R, top_k_R, top_p_R, min_p_R, typical_p_R
-    controls = [_per_row(control, scores_RV) for control in given]
-    temperature_R, top_k_R, top_p_R, min_p_R, typical_p_R = controls
-    greedy_R = temperature_R == 0
-    if greedy_R.any():
-        return _with_greedy(scores_RV, greedy_R, controls)
-    if host.reads_free(scores_RV.device) and scores_RV.shape[1] >= _WIDE:
-        few_R = (top_k_R > 0) & (2 * _BLOCK * top_k_R <= scores_RV.shape[1])
-        if few_R.any():
-            return _with_few(scores_RV, few_R, controls)
-    return _of_all(scores_RV, controls)
+    controls = [_per_row(control, logits_RV) for control in given]
+    few_R = leaves_few(logits_RV, *controls[:2])
+    if not few_R.any():
+        return _of_any(logits_RV, controls)
+    few, width = few_R.nonzero().squeeze(1), logits_RV.shape[1]
+    alone = len(few) == len(logits_RV)
+    own = logits_RV if alone else logits_RV[few]
+    law, whole_n = _of_few(own, controls if alone else [control[few] for control in controls])
+    if alone and not whole_n.any():
+        return law.table(width)
+    law = law.select((~whole_n).nonzero().squeeze(1))
+    few = few[~whole_n]
+    probs_RV = law.probs.new_empty(len(logits_RV), width)
+    probs_RV[few] = law.table(width)
+    few_R = torch.zeros_like(few_R).index_fill_(0, few, True)
+    probs_RV[~few_R] = _of_any(logits_RV[~few_R], [control[~few_R] for control in controls])
+    return probs_RV
+
+
+def leaves_few(logits_RV: Tensor, temperature_R: Tensor, top_k_R: Tensor) -> Bool[Tensor, " R"]:
+    """Rows of which top_k leaves so few tokens that only these are worked on."""
+    width = logits_RV.shape[1]
+    few_R = (top_k_R > 0) & (2 * _BLOCK * top_k_R <= width) & (temperature_R > 0)
+    return few_R if host.reads_free(logits_RV.device) and width >= _WIDE else few_R & False
+
+
+def _wide(logits_RV: Tensor) -> Tensor:
+    """In the dtype of laws."""
+    return logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
+
+
+def _of_any(logits_RV: Tensor, controls: Sequence[Tensor]) -> Tensor:
+    """The laws worked out of whole rows, of which some may be one-hot."""
+    scores_RV, greedy_R = _wide(logits_RV), controls[0] == 0
+    if not greedy_R.any():
+        return _of_all(scores_RV, controls)
+    probs_RV = torch.zeros_like(scores_RV).scatter_(1, scores_RV.argmax(-1, keepdim=True), 1.0)
+    warm_R = ~greedy_R
+    if warm_R.any():
+        probs_RV[warm_R] = _of_all(scores_RV[warm_R], [control[warm_R] for control in controls])
+    return probs_RV
 
 
 def _of_all(scores_RV: Tensor, controls: Sequence[Tensor]) -> Tensor:
@@ -270,61 +348,60 @@ def _per_row(control: Tensor | float, rows: Tensor) -> Tensor:
     return control.to(rows.device).expand(len(rows))
 
 
-def _with_greedy(scores_RV: Tensor, greedy_R: Tensor, controls: Sequence[Tensor]) -> Tensor:
-    """A batch in which some rows are one-hot."""
-    probs_RV = torch.zeros_like(scores_RV).scatter_(1, scores_RV.argmax(-1, keepdim=True), 1.0)
-    warm_R = ~greedy_R
-    if warm_R.any():
-        warm = (control[warm_R] for control in controls)
-        probs_RV[warm_R] = processed_probs(scores_RV[warm_R], *warm)
-    return probs_RV
+def _of_few(logits_RV: Tensor, controls: Sequence[Tensor]) -> tuple[Law, Tensor]:
+    """The laws of rows of which top_k leaves few tokens, worked out of these and a few more.
 
+    What a row becomes depends on no other row: those of one top_k are worked on together.
 
-def _with_few(scores_RV: Tensor, few_R: Tensor, controls: Sequence[Tensor]) -> Tensor:
-    """A batch in which top_k leaves few tokens of some rows, whose laws are worked out of these.
-
-    What a row becomes depends on no other row: those of one top_k are worked on together, as rows
-    of as many tokens, and a row of which ties let more stay is worked out whole.
+    Returns:
+        Laws whose ids ascend, and whether a row has to be worked out whole: where so many equal the
+        last that stays that they were not all looked at.
     """
     top_k_R = controls[1]
-    probs_RV = torch.zeros_like(scores_RV)
-    whole_R = ~few_R
-    for k in top_k_R[few_R].unique().tolist():
-        rows = ((top_k_R == k) & few_R).nonzero().squeeze(1)
-        alone = len(rows) == len(scores_RV)
-        own_nV = scores_RV if alone else scores_RV[rows]
-        temperature_n, _, *rest = controls if alone else [control[rows] for control in controls]
-        largest_nK, ids_nK = _largest(own_nV, int(k) + 1)
-        largest_nK = largest_nK / temperature_n.to(scores_RV.dtype)[:, None]
-        cut_n = largest_nK[:, -1] < largest_nK[:, -2]
-        # Ids ascend: the order of ties in what follows.
-        ids_nk, order_nk = ids_nK[:, :-1].sort(-1)
-        kept_nk = largest_nK.gather(1, order_nk)
-        off = torch.zeros(len(rows), dtype=torch.float64)
-        law_nk = _of_all(kept_nk, (off + 1, off, *rest))
-        if alone and cut_n.all():
-            return probs_RV.scatter_(1, ids_nk, law_nk)
-        whole_R[rows] = ~cut_n
-        probs_RV[rows[cut_n]] = probs_RV[rows[cut_n]].scatter_(1, ids_nk[cut_n], law_nk[cut_n])
-    if whole_R.any():
-        own = [control[whole_R] for control in controls]
-        probs_RV[whole_R] = _of_all(scores_RV[whole_R], own)
-    return probs_RV
+    ks = top_k_R.tolist()
+    if len(set(ks)) == 1:
+        return _of_equally_few(logits_RV, int(ks[0]), controls)
+    ids_RM = torch.zeros(len(ks), int(max(ks)) + _TIED, dtype=torch.int64)
+    probs_RM = _wide(logits_RV[:, :1]).new_zeros(ids_RM.shape)
+    whole_R = torch.zeros(len(ks), dtype=torch.bool)
+    for k in sorted(set(ks)):
+        rows = (top_k_R == k).nonzero().squeeze(1)
+        own = [control[rows] for control in controls]
+        law, whole_R[rows] = _of_equally_few(logits_RV[rows], int(k), own)
+        assert law.ids is not None
+        ids_RM[rows, : law.ids.shape[1]], probs_RM[rows, : law.ids.shape[1]] = law.ids, law.probs
+    return Law.sparse(ids_RM, probs_RM), whole_R
 
 
-def _largest(scores_RV: Tensor, num: int) -> tuple[Tensor, Tensor]:
+def _of_equally_few(logits_RV: Tensor, k: int, controls: Sequence[Tensor]) -> tuple[Law, Tensor]:
+    """The same of rows that have one top_k."""
+    temperature_R, top_k_R, *rest = controls
+    largest_RK, ids_RK = _largest(logits_RV, k + _TIED)
+    scores_RK = _wide(largest_RK)
+    scores_RK = scores_RK / temperature_R.to(scores_RK.dtype)[:, None]
+    least_R1, last_R = scores_RK[:, k - 1, None], scores_RK[:, -1]
+    whole_R = (last_R == least_R1[:, 0]) & (last_R > -torch.inf)
+    # Ids ascend: the order of ties in what follows.
+    ids_RK, order_RK = ids_RK.sort(-1)
+    kept_RK = scores_RK.masked_fill_(scores_RK < least_R1, -torch.inf).gather(1, order_RK)
+    off_R = torch.zeros(len(top_k_R), dtype=torch.float64)
+    return Law.sparse(ids_RK, _of_all(kept_RK, (off_R + 1, off_R, *rest))), whole_R
+
+
+def _largest(logits_RV: Tensor, num: int) -> tuple[Tensor, Tensor]:
     """The `num` largest entries of wide rows, falling, and their ids, equals in any order.
 
-    They stand in the blocks with the `num` largest maxima, or beside all blocks.
+    They stand in the blocks with the `num` largest maxima, or beside all blocks. A block is made of
+    entries that lie far apart: whole runs of the row are compared at once.
     """
-    width = scores_RV.shape[1] // _BLOCK * _BLOCK
-    tops_RC = scores_RV[:, :width].unflatten(1, (-1, _BLOCK)).amax(-1)
-    blocks_RK = tops_RC.topk(num, -1).indices
-    ids_RM = (blocks_RK[:, :, None] * _BLOCK + torch.arange(_BLOCK)).flatten(1)
-    if width < scores_RV.shape[1]:
-        rest = torch.arange(width, scores_RV.shape[1])
+    blocks = logits_RV.shape[1] // _BLOCK
+    tops_RC = logits_RV[:, : blocks * _BLOCK].unflatten(1, (_BLOCK, blocks)).amax(1)
+    first_RK1 = tops_RC.topk(num, -1).indices[:, :, None]
+    ids_RM = (first_RK1 + torch.arange(0, blocks * _BLOCK, blocks)).flatten(1)
+    if blocks * _BLOCK < logits_RV.shape[1]:
+        rest = torch.arange(blocks * _BLOCK, logits_RV.shape[1])
         ids_RM = torch.cat((ids_RM, rest.expand(len(ids_RM), -1)), 1)
-    values_RK, places_RK = scores_RV.gather(1, ids_RM).topk(num, -1)
+    values_RK, places_RK = logits_RV.gather(1, ids_RM).topk(num, -1)
     return values_RK, ids_RM.gather(1, places_RK)
 
 

@@ -57,6 +57,10 @@ class TargetRows(ABC):
         """
         return self.probs(at_n), None
 
+    def few(self, at_n: Int64[Tensor, " n"]) -> Law | None:
+        """The laws of flat rows on the few tokens that have any chance; None where they are not."""
+        return None
+
     def row(self, at: int) -> tuple[Tensor, float]:
         """One row `[V]` times a number, and the number; not to be written to."""
         rows_1V, sums_11 = self.weighed(torch.tensor([at], device=self.device))
@@ -142,6 +146,44 @@ class TargetLaws(_Table):
     def argmax(self, at_n: Tensor) -> Tensor:
         """The first largest entry of each row."""
         return likeliest(self._rows_RV[at_n])
+
+
+class TargetFew(TargetRows):
+    """Rows that are laws on few tokens.
+
+    Args:
+        law: `B * T` sparse laws, as flat rows count.
+        shape: B, T and V.
+    """
+
+    def __init__(self, law: Law, shape: tuple[int, int, int]) -> None:
+        self._law, self._shape = law, shape
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """B, T and V."""
+        return self._shape
+
+    @property
+    def device(self) -> torch.device:
+        """That of the laws."""
+        return self._law.probs.device
+
+    def probs(self, at_n: Tensor) -> Tensor:
+        """The rows written out."""
+        return self._law.select(at_n).table(self._shape[2])
+
+    def prob_of(self, at_n: Tensor, tokens_n: Tensor) -> Tensor:
+        """One entry of each row."""
+        return self._law.select(at_n).prob_of(tokens_n).double()
+
+    def few(self, at_n: Tensor) -> Law | None:
+        """The rows as they were given."""
+        return self._law.select(at_n)
+
+    def argmax(self, at_n: Tensor) -> Tensor:
+        """The likeliest token of each row."""
+        return self._law.select(at_n).argmax()
 
 
 class TargetLogits(_Table):

@@ -142,8 +142,7 @@ def verify_speculative_tokens(
         verdict = sifter.verify(draft, TargetLaws(target_BTV), nowhere)
         return _verification(draft, verdict.num_accepted_B, verdict.token_B)
     sifted = sifter.sift(draft, TargetLaws(target_BTV), uniform_BT[:, :depth])
-    token_B = inverse_cdf(sifted.weights_BV, uniform_BT[:, depth])
-    return _verification(draft, sifted.num_accepted_B, token_B)
+    return _verification(draft, sifted.num_accepted_B, sifted.added(uniform_BT[:, depth]))
 
 
 _SIFTERS = {"token": TokenRule(), "block": BlockRule(), "greedy": GreedyRule()}

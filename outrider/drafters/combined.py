@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from outrider.decoding import Draft, Kind, Law
+from outrider.decoding import Draft, Kind
+from outrider.decoding.laws import one_table
 from outrider.drafters.base import Drafter, RoundDraws
 from outrider.drafters.points import PointTree, merged
 from outrider.errors import InvalidConfig, UnsupportedModel
@@ -287,7 +288,7 @@ class Parts:
             return Draft(tree, None, part_BN=part_BN)
         rows_BN = _table([[node.law_row for node in nodes] for nodes in texts], tree)
         kinds_BN = _table([[node.kind for node in nodes] for nodes in texts], tree)
-        return Draft(tree, _stacked(self._laws), rows_BN, kinds_BN, kinds, part_BN)
+        return Draft(tree, one_table(self._laws), rows_BN, kinds_BN, kinds, part_BN)
 
 
 def _points(nodes: list[_Node]) -> PointTree:
@@ -301,11 +302,3 @@ def _points(nodes: list[_Node]) -> PointTree:
 def _table(rows: list[list[int]], tree: TokenTree) -> Tensor:
     full = [[*row, *[0] * (tree.num_nodes - len(row))] for row in rows]
     return torch.tensor(full, dtype=torch.int64).reshape(len(full), tree.num_nodes)
-
-
-def _stacked(laws: Sequenced[Law]) -> Law:
-    """All laws' rows, one's behind the other's."""
-    if len(laws) == 1:
-        return laws[0]
-    width = max(law.probs.shape[1] if law.ids is None else int(law.ids.max()) + 1 for law in laws)
-    return Law.dense(torch.cat([law.table(width) for law in laws]))

@@ -8,7 +8,8 @@ from collections.abc import Sequence as Sequenced
 import torch
 from torch import Tensor
 
-from outrider.decoding import processed_probs
+from outrider.decoding import Law, processed_probs
+from outrider.decoding.laws import leaves_few, processed_law
 from outrider.engine.places import Places
 from outrider.engine.steps import ORDER, Stand, Step, steps_of
 from outrider.sequence import Sequence
@@ -61,19 +62,23 @@ class Controls:
                 kind.apply(out_RV[rows], stands)
         return out_RV
 
+    def leave_few(self, rows_RV: Tensor) -> bool:
+        """Whether top_k leaves few tokens of rows like these, whichever text's."""
+        return bool(leaves_few(rows_RV, self.temperature_B, self.top_k_B).all())
+
+    def law(self, adjusted_RV: Tensor, owners: Sequenced[int]) -> Law:
+        """Processed laws of adjusted logits; on few tokens where top_k leaves few in each row."""
+        return processed_law(adjusted_RV, *self._of(owners))
+
     def probs(self, adjusted_RV: Tensor, owners: Sequenced[int]) -> Tensor:
-        """Processed laws `[R, V]` of adjusted logits, float32 (float64 stays float64)."""
-        if not owners:
-            return adjusted_RV if adjusted_RV.dtype == torch.float64 else adjusted_RV.float()
-        rows = torch.tensor(owners)
-        return processed_probs(
-            adjusted_RV,
-            self.temperature_B[rows],
-            self.top_k_B[rows],
-            self.top_p_B[rows],
-            self.min_p_B[rows],
-            self.typical_p_B[rows],
-        )
+        """The same as a table `[R, V]`, float32 (float64 stays float64)."""
+        return processed_probs(adjusted_RV, *self._of(owners))
+
+    def _of(self, owners: Sequenced[int]) -> list[Tensor]:
+        """Each row's controls."""
+        rows = torch.tensor(owners, dtype=torch.int64)
+        every = self.temperature_B, self.top_k_B, self.top_p_B, self.min_p_B, self.typical_p_B
+        return [control_B[rows] for control_B in every]
 
 
 def _steps(text: Sequence) -> tuple[Step, ...]:

@@ -11,11 +11,14 @@ from outrider import noise
 from outrider.decoding import Draft, Draws, Kind, Law, RoundNoise, check_logits, host
 from outrider.decoding.best import grow_best
 from outrider.decoding.grow import clipped, grow
-from outrider.decoding.laws import likeliest, softmax
+from outrider.decoding.laws import likeliest, one_table, softmax
 from outrider.drafters.base import ExpandNodes, Node
 from outrider.engine.group import Group
 from outrider.engine.places import Places, path_to
 from outrider.tree import TokenTree
+
+# Of a token that was not drafted.
+_NO_LAW = torch.zeros(1), torch.zeros(1, dtype=torch.int64)
 
 
 class GroupDraws:
@@ -31,7 +34,7 @@ class GroupDraws:
         self._rule = group.rule
         num_texts = len(group.texts)
         self._tokens: list[list[int]] = [[] for _ in range(num_texts)]
-        # Each with the tokens its columns stand for.
+        # Each with the tokens its columns stand for; None = all.
         self._laws: list[list[tuple[Tensor, Tensor | None]]] = [[] for _ in range(num_texts)]
 
     @property
@@ -59,12 +62,17 @@ class GroupDraws:
             for member, token in zip(members, tokens, strict=True):
                 self._tokens[member].append(token)
             return tokens
-        probs_nV = self._controls.probs(_sound(logits_nV), members)
-        law = law_of(probs_nV, ids_V)
+        law = self._controls.law(_sound(logits_nV), members)
+        few_nM, ids_n = law.ids, [ids_V] * len(members)
+        if few_nM is None:
+            law = law_of(law.probs, ids_V)
+        else:
+            few_nM = few_nM if ids_V is None else ids_V[few_nM]
+            law, ids_n = Law.sparse(few_nM, law.probs), list(few_nM)
         tokens = self._draws.draw(law, index, torch.tensor(members)).tolist()
-        for row, (member, token) in enumerate(zip(members, tokens, strict=True)):
+        for member, token, probs_M, ids_M in zip(members, tokens, law.probs, ids_n, strict=True):
             self._tokens[member].append(token)
-            self._laws[member].append((probs_nV[row], ids_V))
+            self._laws[member].append((probs_M, ids_M))
         return tokens
 
     def _adjusted(
@@ -135,22 +143,15 @@ class GroupDraws:
         return Draft.chain(tokens_BK, lengths, self._stacked(tokens_BK.shape[1]))
 
     def _stacked(self, depth: int) -> Law:
-        """All laws in the layout of chains, sparse where all are of the same tokens."""
+        """All laws in the layout of chains, sparse where all are."""
         kept = [law for laws in self._laws for law in laws]
-        ids_V = kept[0][1]
-        if any(ids is not ids_V for _, ids in kept):
-            self._laws = [
-                [(law_of(row[None], ids).table(self._width)[0], None) for row, ids in laws]
-                for laws in self._laws
-            ]
-            kept, ids_V = [law for laws in self._laws for law in laws], None
-        filler = torch.zeros_like(kept[0][0])
-        rows = [
-            row
-            for laws in self._laws
-            for row in [*(own for own, _ in laws), *[filler] * (depth - len(laws))]
-        ]
-        return law_of(torch.stack(rows), ids_V)
+        probs_V, ids_V = kept[0]
+        alike = all(ids is ids_V for _, ids in kept)
+        filler = (torch.zeros_like(probs_V), ids_V) if alike else _NO_LAW
+        rows = [row for laws in self._laws for row in [*laws, *[filler] * (depth - len(laws))]]
+        if alike:
+            return law_of(torch.stack([row_V for row_V, _ in rows]), ids_V)
+        return one_table([Law(row[None], None if ids is None else ids[None]) for row, ids in rows])
 
     def points(self, tokens: Sequenced[Sequenced[int]]) -> Draft:
         """A draft of certain tokens."""

@@ -16,6 +16,7 @@ from outrider.decoding import (
     Draft,
     RoundNoise,
     Rule,
+    TargetFew,
     TargetLaws,
     TargetRows,
     Verdict,
@@ -104,8 +105,13 @@ class Scores:
         num_rows = self._tree.num_nodes + 1
         if not group.rule.needs_probs:
             return TargetLaws(_padded(rows_RV, self._counts, num_rows))
-        few = rows_RV.numel() <= _AT_ONCE
-        if few or group.rule.reads == "all" or not host.reads_free(rows_RV.device):
+        at_once = group.rule.reads == "all" or rows_RV.numel() <= _AT_ONCE
+        if self._tree.is_chain and group.controls.leave_few(rows_RV):
+            law = group.controls.law(rows_RV, self._owners)
+            if law.ids is not None:
+                law = law.select(_places(self._counts, num_rows))
+                return TargetFew(law, (len(self._counts), num_rows, rows_RV.shape[1]))
+        if at_once or not host.reads_free(rows_RV.device):
             laws_RV = group.controls.probs(rows_RV, self._owners)
             return TargetLaws(_padded(laws_RV, self._counts, num_rows))
         return OnDemand(rows_RV, self._counts, num_rows, group.controls)
@@ -149,10 +155,7 @@ class OnDemand(TargetRows):
     ) -> None:
         self._masked_RV, self._controls = masked_RV, controls
         self._shape = len(counts), num_rows, masked_RV.shape[1]
-        first_B = torch.tensor([0, *itertools.accumulate(counts[:-1])])
-        # A row behind a text's last is its last: nobody reads it for what it is.
-        last_B1 = torch.tensor(counts)[:, None] - 1
-        self._row_R = (first_B[:, None] + torch.arange(num_rows).minimum(last_B1)).flatten()
+        self._row_R = _places(counts, num_rows)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -252,6 +255,16 @@ def _rows(
         ancestors_R=ancestors_R,
         logits_rows=None if len(rows) == ends[-1] else torch.tensor(rows, dtype=torch.int64),
     )
+
+
+def _places(counts: Sequenced[int], num_rows: int) -> Tensor:
+    """The row that each of as many places of every text has, flat.
+
+    A place behind a text's last row has that row: nobody reads it for what it is.
+    """
+    first_B1 = torch.tensor([0, *itertools.accumulate(counts[:-1])])[:, None]
+    last_B1 = torch.tensor(counts)[:, None] - 1
+    return (first_B1 + torch.arange(num_rows).minimum(last_B1)).flatten()
 
 
 def _padded(rows_RV: Tensor, counts: Sequenced[int], num_rows: int) -> Tensor:

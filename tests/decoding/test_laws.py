@@ -174,13 +174,14 @@ def test_few_of_a_wide_row_are_worked_on_alone(
     logits = tied_logits(11, 6, width, ties)
     logits[1, 3:] = -math.inf
     logits[2, -5:] = logits[2].max() + torch.arange(5) / 2  # behind the last block, if at all
+    logits[3, ::100] = logits[3].max()  # far more than are looked at
     ks = torch.tensor([1, 8, 8, 3, 0, 5])
     tops = torch.tensor([1.0, 0.9, 1.0, 0.7, 0.95, 1.0], dtype=torch.float64)
     least = torch.tensor([0.0, 0.0, 0.05, 0.0, 0.0, 0.1], dtype=torch.float64)
     temperatures = torch.tensor([1.0, 0.5, 1.3, 1.0, 0.8, 0.7], dtype=torch.float64)
     mixed = processed_probs(logits, temperatures, ks, tops, least)
     few = 6 - sum(whole)
-    # The row without top_k, and the one of three tokens where eight may stay, are worked on whole.
+    # The row without top_k, and those of more ties than are looked at, are worked on whole.
     assert few == 4 or (ties and few < 4)
     for row in range(6):
         own = (temperatures[row], ks[row], tops[row], least[row])

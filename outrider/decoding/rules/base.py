@@ -102,10 +102,19 @@ class Rule(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Sifted:
-    """Tokens kept `[B]` and the unnormalised law `[B, V]` of the token to add."""
+    """Tokens kept `[B]` and the unnormalised law of the token to add.
+
+    Its weights are `[B, V]`, or `[B, M]` of the tokens in `ids_BM`, which ascend.
+    """
 
     num_accepted_B: Tensor
     weights_BV: Tensor
+    ids_BM: Tensor | None = None
+
+    def added(self, extra_B: Tensor) -> Tensor:
+        """The token that each of these uniforms adds, `[B]`."""
+        column_B = inverse_cdf(self.weights_BV, extra_B)
+        return column_B if self.ids_BM is None else self.ids_BM.gather(1, column_B[:, None])[:, 0]
 
 
 class ChainRejection(Rule):
@@ -124,8 +133,7 @@ class ChainRejection(Rule):
         depth = draft.tree.num_nodes
         tests_BK, extra_B = round_uniforms(noise, depth, target.device)
         sifted = self.sift(draft, target, tests_BK)
-        token_B = inverse_cdf(sifted.weights_BV, extra_B)
-        return Verdict.of_chain(sifted.num_accepted_B, token_B, depth)
+        return Verdict.of_chain(sifted.num_accepted_B, sifted.added(extra_B), depth)
 
 
 def round_uniforms(

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.decoding.draft import Draft, Kind
@@ -29,6 +31,7 @@ class Behind:
         weights_V: its law times some number; not to be written to.
         total: the number.
         p: the law at the token that the draft has next, at the draft's end any number.
+        ids_M: the tokens that the weights are of; None = all.
     """
 
     text: int
@@ -36,6 +39,7 @@ class Behind:
     weights_V: Tensor
     total: float
     p: float
+    ids_M: NDArray[np.int64] | None = None
 
 
 class Chains:
@@ -54,14 +58,25 @@ class Chains:
         self._tokens_BK = tree.tokens_BN.numpy()
         self._law_rows = draft.law_rows().numpy()
         self._left_BV: Tensor | None = None
+        self._ids_BM: Tensor | None = None
 
     def behind(self, places: list[tuple[int, int]]) -> Iterator[Behind]:
         """The rows of some texts, each behind so many of its tokens."""
         num_rows, depth = self._target.shape[1], self._draft.tree.num_nodes
+        flat = [text * num_rows + length for text, length in places]
+        at_n = torch.tensor(flat, dtype=torch.int64)
+        few = self._target.few(at_n)
+        if few is not None and few.ids is not None:
+            rows = zip(places, few.probs, few.ids.numpy(), strict=True)
+            for (text, length), probs_M, ids_M in rows:
+                same_M = ids_M == (self._tokens_BK[text, length] if length < depth else -1)
+                yield Behind(
+                    text, length, probs_M, 1.0, float(probs_M.numpy()[same_M].sum()), ids_M
+                )
+            return
         for part in self._target.parts(len(places)):
             chosen = places[part]
-            at_m = torch.tensor([text * num_rows + length for text, length in chosen])
-            weights_mV, sums_m1 = self._target.weighed(at_m)
+            weights_mV, sums_m1 = self._target.weighed(at_n[part])
             weights, sums = weights_mV.numpy(), None if sums_m1 is None else sums_m1.numpy()
             for i, (text, length) in enumerate(chosen):
                 p = weights[i, self._tokens_BK[text, length]] if length < depth else 0.0
@@ -79,10 +94,14 @@ class Chains:
         law, law_row = self._draft.law, self._law_rows[text, length]
         if law is None or self._is_point(text, length):
             left_V.copy_(row.weights_V)
-            left_V[self._tokens_BK[text, length]] = 0.0
+            token = self._tokens_BK[text, length]
+            left_V.numpy()[token if row.ids_M is None else row.ids_M == token] = 0.0
         else:
             alpha = min(row.total / share, MOST) if share > 0 else MOST
-            if law.ids is None:
+            if row.ids_M is not None:
+                taken_M = torch.from_numpy(law.at(law_row, row.ids_M))
+                torch.sub(row.weights_V, taken_M, alpha=alpha, out=left_V)
+            elif law.ids is None:
                 torch.sub(row.weights_V, law.probs[law_row], alpha=alpha, out=left_V)
             else:
                 taken_M = law.probs[law_row].to(left_V.dtype) * -alpha
@@ -101,7 +120,7 @@ class Chains:
         """So many tokens of each text stay, and what the texts leave draws the next."""
         if self._left_BV is None:
             self._left_BV = self._target.probs(torch.empty(0, dtype=torch.int64))
-        return Sifted(torch.tensor(kept, dtype=torch.int64), self._left_BV)
+        return Sifted(torch.tensor(kept, dtype=torch.int64), self._left_BV, self._ids_BM)
 
     def _is_point(self, text: int, length: int) -> bool:
         draft = self._draft
@@ -113,4 +132,8 @@ class Chains:
         """Where what a text leaves is written."""
         if self._left_BV is None:
             self._left_BV = room_beside(self._draft, row.weights_V[None], len(self.counts))
+            if row.ids_M is not None:
+                self._ids_BM = torch.zeros(self._left_BV.shape, dtype=torch.int64)
+        if self._ids_BM is not None:
+            self._ids_BM.numpy()[row.text] = row.ids_M
         return self._left_BV[row.text]

@@ -21,7 +21,6 @@ from outrider.decoding.rules.base import Rule, first_rows, round_uniforms
 from outrider.decoding.rules.block import BlockRule
 from outrider.decoding.rules.kseq import base_law, check_siblings, on_support
 from outrider.decoding.rules.walking import children_of
-from outrider.decoding.sampling import inverse_cdf
 from outrider.errors import InvalidConfig
 from outrider.tree import TokenTree
 
@@ -110,7 +109,7 @@ class GbvRule(Rule):
         tests_BN, extra_B = round_uniforms(noise, draft.tree.num_nodes, target.device)
         tests_BD = tests_BN.gather(1, (best.path_BD - 1).clamp(min=0))
         sifted = BlockRule().sift(best.chain, best.rows, tests_BD)
-        token_B = inverse_cdf(sifted.weights_BV, extra_B)
+        token_B = sifted.added(extra_B)
         levels_D = torch.arange(tests_BD.shape[1], device=target.device)
         path_BD = torch.where(levels_D < sifted.num_accepted_B[:, None], best.path_BD, 0)
         return Verdict(sifted.num_accepted_B, token_B, path_BD)

@@ -135,7 +135,7 @@ class Row:
         if kind == Kind.POINT:
             return Child(row, kind, [float(x == tokens[k]) for x in tokens], 1.0)
         if law_row not in self._bases:
-            self._bases[law_row] = _at(self._law, law_row, tokens)
+            self._bases[law_row] = self._law.at(law_row, np.array(tokens)).tolist()
         base = self._bases[law_row]
         if kind == Kind.IID:
             return Child(row, kind, base, 1.0)
@@ -223,15 +223,6 @@ def _by_row(part_BN: Tensor) -> NDArray[Any]:
     by_row = np.zeros((len(part), part.shape[1] + 1), dtype=part.dtype)
     by_row[:, 1:] = part
     return by_row
-
-
-def _at(law: Law, law_row: int, tokens: list[int]) -> list[float]:
-    """Probabilities of several tokens of one law."""
-    probs_M = law.probs[law_row].numpy()
-    if law.ids is None:
-        return probs_M[tokens].tolist()
-    same_WM = np.array(tokens)[:, None] == law.ids[law_row].numpy()
-    return np.where(same_WM, probs_M, 0).sum(1).tolist()
 
 
 def _rest(law: Law, law_row: int, gone: set[int]) -> float:
