@@ -250,12 +250,17 @@ def processed_law(
     Ids ascend; they are as many for each row as the largest top_k asks for.
     """
     given = temperature_R, top_k_R, top_p_R, min_p_R, typical_p_R
+    few = law_of_few(logits_RV, *given)
+    return Law.dense(processed_probs(logits_RV, *given)) if few is None else few
+
+
+def law_of_few(logits_RV: Float[Tensor, "R V"], *given: Tensor | float) -> Law | None:
+    """The same; None where a law has to be worked out of a whole row, and nothing was."""
     controls = [_per_row(control, logits_RV) for control in given]
-    if len(logits_RV) and leaves_few(logits_RV, *controls[:2]).all():
-        law, whole_R = _of_few(logits_RV, controls)
-        if not whole_R.any():
-            return law
-    return Law.dense(processed_probs(logits_RV, *controls))
+    if len(logits_RV) == 0 or not _leaves_few(logits_RV, *controls[:2]).all():
+        return None
+    law, whole_R = _of_few(logits_RV, controls)
+    return None if whole_R.any() else law
 
 
 def processed_probs(
@@ -288,7 +293,7 @@ def processed_probs(
     """
     given = temperature_R, top_k_R, top_p_R, min_p_R, typical_p_R
     controls = [_per_row(control, logits_RV) for control in given]
-    few_R = leaves_few(logits_RV, *controls[:2])
+    few_R = _leaves_few(logits_RV, *controls[:2])
     if not few_R.any():
         return _of_any(logits_RV, controls)
     few, width = few_R.nonzero().squeeze(1), logits_RV.shape[1]
@@ -306,11 +311,12 @@ def processed_probs(
     return probs_RV
 
 
-def leaves_few(logits_RV: Tensor, temperature_R: Tensor, top_k_R: Tensor) -> Bool[Tensor, " R"]:
-    """Rows of which top_k leaves so few tokens that only these are worked on."""
+def _leaves_few(logits_RV: Tensor, temperature_R: Tensor, top_k_R: Tensor) -> Bool[Tensor, " R"]:
+    """Rows of which top_k leaves so few tokens that only these are worked on; told on the host."""
     width = logits_RV.shape[1]
-    few_R = (top_k_R > 0) & (2 * _BLOCK * top_k_R <= width) & (temperature_R > 0)
-    return few_R if host.reads_free(logits_RV.device) and width >= _WIDE else few_R & False
+    if width < _WIDE or not host.reads_free(logits_RV.device):
+        return torch.zeros(len(logits_RV), dtype=torch.bool)
+    return (top_k_R > 0) & (2 * _BLOCK * top_k_R <= width) & (temperature_R > 0)
 
 
 def _wide(logits_RV: Tensor) -> Tensor:
@@ -321,6 +327,8 @@ def _wide(logits_RV: Tensor) -> Tensor:
 def _of_any(logits_RV: Tensor, controls: Sequence[Tensor]) -> Tensor:
     """The laws worked out of whole rows, of which some may be one-hot."""
     scores_RV, greedy_R = _wide(logits_RV), controls[0] == 0
+    if len(scores_RV) == 0:
+        return scores_RV
     if not greedy_R.any():
         return _of_all(scores_RV, controls)
     probs_RV = torch.zeros_like(scores_RV).scatter_(1, scores_RV.argmax(-1, keepdim=True), 1.0)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.decoding import Law, processed_probs
-from outrider.decoding.laws import leaves_few, processed_law
+from outrider.decoding.laws import law_of_few, processed_law
 from outrider.engine.places import Places
 from outrider.engine.steps import ORDER, Stand, Step, steps_of
 from outrider.sequence import Sequence
@@ -62,12 +62,12 @@ class Controls:
                 kind.apply(out_RV[rows], stands)
         return out_RV
 
-    def leave_few(self, rows_RV: Tensor) -> bool:
-        """Whether top_k leaves few tokens of rows like these, whichever text's."""
-        return bool(leaves_few(rows_RV, self.temperature_B, self.top_k_B).all())
+    def few(self, adjusted_RV: Tensor, owners: Sequenced[int]) -> Law | None:
+        """Processed laws of adjusted logits on the few tokens that top_k leaves; None: of more."""
+        return law_of_few(adjusted_RV, *self._of(owners))
 
     def law(self, adjusted_RV: Tensor, owners: Sequenced[int]) -> Law:
-        """Processed laws of adjusted logits; on few tokens where top_k leaves few in each row."""
+        """Processed laws, on few tokens where top_k leaves few of each row."""
         return processed_law(adjusted_RV, *self._of(owners))
 
     def probs(self, adjusted_RV: Tensor, owners: Sequenced[int]) -> Tensor:

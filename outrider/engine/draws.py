@@ -17,9 +17,6 @@ from outrider.engine.group import Group
 from outrider.engine.places import Places, path_to
 from outrider.tree import TokenTree
 
-# Of a token that was not drafted.
-_NO_LAW = torch.zeros(1), torch.zeros(1, dtype=torch.int64)
-
 
 class GroupDraws:
     """Draws drafted tokens for one group and round; implements `drafters.base.RoundDraws`."""
@@ -147,7 +144,9 @@ class GroupDraws:
         kept = [law for laws in self._laws for law in laws]
         probs_V, ids_V = kept[0]
         alike = all(ids is ids_V for _, ids in kept)
-        filler = (torch.zeros_like(probs_V), ids_V) if alike else _NO_LAW
+        # Of a token that was not drafted.
+        none_1 = probs_V.new_zeros(1)
+        filler = (torch.zeros_like(probs_V), ids_V) if alike else (none_1, none_1.long())
         rows = [row for laws in self._laws for row in [*laws, *[filler] * (depth - len(laws))]]
         if alike:
             return law_of(torch.stack([row_V for row_V, _ in rows]), ids_V)

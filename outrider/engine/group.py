@@ -105,13 +105,13 @@ class Scores:
         num_rows = self._tree.num_nodes + 1
         if not group.rule.needs_probs:
             return TargetLaws(_padded(rows_RV, self._counts, num_rows))
-        at_once = group.rule.reads == "all" or rows_RV.numel() <= _AT_ONCE
-        if self._tree.is_chain and group.controls.leave_few(rows_RV):
-            law = group.controls.law(rows_RV, self._owners)
-            if law.ids is not None:
+        if self._tree.is_chain:
+            law = group.controls.few(rows_RV, self._owners)
+            if law is not None:
                 law = law.select(_places(self._counts, num_rows))
                 return TargetFew(law, (len(self._counts), num_rows, rows_RV.shape[1]))
-        if at_once or not host.reads_free(rows_RV.device):
+        few = rows_RV.numel() <= _AT_ONCE
+        if few or group.rule.reads == "all" or not host.reads_free(rows_RV.device):
             laws_RV = group.controls.probs(rows_RV, self._owners)
             return TargetLaws(_padded(laws_RV, self._counts, num_rows))
         return OnDemand(rows_RV, self._counts, num_rows, group.controls)

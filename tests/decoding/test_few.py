@@ -56,6 +56,13 @@ def test_other_laws_are_dense(why: str):
     ) or torch.allclose(law.probs.sum(-1), torch.ones(2))
 
 
+@pytest.mark.parametrize("width", [50, 20_000])
+def test_no_rows_have_no_laws(width: int):
+    none, controls = torch.zeros(0, width), (torch.ones(0), torch.full((0,), 5))
+    assert processed_probs(none, *controls).shape == (0, width)
+    assert len(processed_law(none, *controls)) == 0
+
+
 def test_tables_of_many_forms_are_one():
     few = Law.sparse(torch.tensor([[1, 4]]), torch.tensor([[0.25, 0.75]]))
     one = Law.point(torch.tensor([2]))

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import torch
 
 from outrider import SamplingParams
 from outrider.decoding import Law, TargetFew, laws
 from outrider.drafters import ModelDrafter
 from outrider.engine import Emitter, Engine, Requests, group
+from outrider.engine.draws import GroupDraws
 from outrider.models.protocol import ProtocolTarget
 from outrider.models.tabular import MarkovModel
 from outrider.types import Request
@@ -103,3 +105,13 @@ def test_texts_are_those_of_whole_rows(rule: str, used: list[int], monkeypatch):
             # The one without top_k may end first, and leave the others alone.
             assert bool(used) == (wide == 1) or not few
         assert texts[0] == texts[1]
+
+
+def test_laws_of_many_forms_are_joined_where_they_are():
+    """Laws on a device other than the processor, of three tokens, of all and of none."""
+    draws = GroupDraws.__new__(GroupDraws)
+    whole, part = torch.empty(60, device="meta"), torch.empty(3, device="meta")
+    ids = torch.empty(3, dtype=torch.int64, device="meta")
+    draws._laws = [[(part, ids), (whole, None)], [(part, ids)], []]
+    law = draws._stacked(2)
+    assert law.probs.device.type == "meta" and law.probs.shape == (6, 60)
