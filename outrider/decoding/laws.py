@@ -134,7 +134,7 @@ class Law:
         return first if self.ids is None else self.ids.gather(1, first[:, None]).squeeze(1)
 
     def table(self, vocab_size: int) -> Float[Tensor, "R V"]:
-        """The dense table; for tests and small vocabularies."""
+        """The dense table."""
         if self.ids is None:
             return self.probs
         return self.probs.new_zeros(len(self), vocab_size).scatter_add_(1, self.ids, self.probs)
@@ -237,32 +237,6 @@ def check_logits(logits_RV: Float[Tensor, "R V"]) -> Bool[Tensor, " R"]:
     return logits_RV.amax(-1).isfinite()
 
 
-def processed_law(
-    logits_RV: Float[Tensor, "R V"],
-    temperature_R: Tensor | float,
-    top_k_R: Tensor | int = 0,
-    top_p_R: Tensor | float = 1.0,
-    min_p_R: Tensor | float = 0.0,
-    typical_p_R: Tensor | float = 1.0,
-) -> Law:
-    """The laws of `processed_probs`, on few tokens where top_k leaves few of each wide row.
-
-    Ids ascend; they are as many for each row as the largest top_k asks for.
-    """
-    given = temperature_R, top_k_R, top_p_R, min_p_R, typical_p_R
-    few = law_of_few(logits_RV, *given)
-    return Law.dense(processed_probs(logits_RV, *given)) if few is None else few
-
-
-def law_of_few(logits_RV: Float[Tensor, "R V"], *given: Tensor | float) -> Law | None:
-    """The same; None where a law has to be worked out of a whole row, and nothing was."""
-    controls = [_per_row(control, logits_RV) for control in given]
-    if len(logits_RV) == 0 or not _leaves_few(logits_RV, *controls[:2]).all():
-        return None
-    law, whole_R = _of_few(logits_RV, controls)
-    return None if whole_R.any() else law
-
-
 def processed_probs(
     logits_RV: Float[Tensor, "R V"],
     temperature_R: Tensor | float,
@@ -296,19 +270,33 @@ def processed_probs(
     few_R = _leaves_few(logits_RV, *controls[:2])
     if not few_R.any():
         return _of_any(logits_RV, controls)
-    few, width = few_R.nonzero().squeeze(1), logits_RV.shape[1]
-    alone = len(few) == len(logits_RV)
-    own = logits_RV if alone else logits_RV[few]
-    law, whole_n = _of_few(own, controls if alone else [control[few] for control in controls])
+    rows, width = few_R.nonzero().squeeze(1), logits_RV.shape[1]
+    alone = len(rows) == len(logits_RV)
+    own = logits_RV if alone else logits_RV[rows]
+    law, whole_n = _of_few(own, controls if alone else [control[rows] for control in controls])
     if alone and not whole_n.any():
         return law.table(width)
-    law = law.select((~whole_n).nonzero().squeeze(1))
-    few = few[~whole_n]
     probs_RV = law.probs.new_empty(len(logits_RV), width)
-    probs_RV[few] = law.table(width)
-    few_R = torch.zeros_like(few_R).index_fill_(0, few, True)
-    probs_RV[~few_R] = _of_any(logits_RV[~few_R], [control[~few_R] for control in controls])
+    probs_RV[rows[~whole_n]] = law.select((~whole_n).nonzero().squeeze(1)).table(width)
+    whole_R = (~few_R).index_fill(0, rows[whole_n], True)
+    probs_RV[whole_R] = _of_any(logits_RV[whole_R], [control[whole_R] for control in controls])
     return probs_RV
+
+
+def law_of_few(logits_RV: Float[Tensor, "R V"], controls: Sequence[Tensor]) -> Law | None:
+    """The laws of `processed_probs` on few tokens; None unless top_k leaves few of each wide row.
+
+    Args:
+        logits_RV: any floating dtype, rows as `check_logits` wants them.
+        controls: those of `processed_probs`, in its order, `[R]` each.
+
+    Returns:
+        Ids ascend; they are as many for each row as the largest top_k asks for, and some.
+    """
+    if len(logits_RV) == 0 or not _leaves_few(logits_RV, *controls[:2]).all():
+        return None
+    law, whole_R = _of_few(logits_RV, controls)
+    return None if whole_R.any() else law
 
 
 def _leaves_few(logits_RV: Tensor, temperature_R: Tensor, top_k_R: Tensor) -> Bool[Tensor, " R"]:
@@ -319,14 +307,14 @@ def _leaves_few(logits_RV: Tensor, temperature_R: Tensor, top_k_R: Tensor) -> Bo
     return (top_k_R > 0) & (2 * _BLOCK * top_k_R <= width) & (temperature_R > 0)
 
 
-def _wide(logits_RV: Tensor) -> Tensor:
+def _in_full(logits_RV: Tensor) -> Tensor:
     """In the dtype of laws."""
     return logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
 
 
 def _of_any(logits_RV: Tensor, controls: Sequence[Tensor]) -> Tensor:
     """The laws worked out of whole rows, of which some may be one-hot."""
-    scores_RV, greedy_R = _wide(logits_RV), controls[0] == 0
+    scores_RV, greedy_R = _in_full(logits_RV), controls[0] == 0
     if len(scores_RV) == 0:
         return scores_RV
     if not greedy_R.any():
@@ -370,7 +358,7 @@ def _of_few(logits_RV: Tensor, controls: Sequence[Tensor]) -> tuple[Law, Tensor]
     if len(set(ks)) == 1:
         return _of_equally_few(logits_RV, int(ks[0]), controls)
     ids_RM = torch.zeros(len(ks), int(max(ks)) + _TIED, dtype=torch.int64)
-    probs_RM = _wide(logits_RV[:, :1]).new_zeros(ids_RM.shape)
+    probs_RM = _in_full(logits_RV[:, :1]).new_zeros(ids_RM.shape)
     whole_R = torch.zeros(len(ks), dtype=torch.bool)
     for k in sorted(set(ks)):
         rows = (top_k_R == k).nonzero().squeeze(1)
@@ -385,7 +373,7 @@ def _of_equally_few(logits_RV: Tensor, k: int, controls: Sequence[Tensor]) -> tu
     """The same of rows that have one top_k."""
     temperature_R, top_k_R, *rest = controls
     largest_RK, ids_RK = _largest(logits_RV, k + _TIED)
-    scores_RK = _wide(largest_RK)
+    scores_RK = _in_full(largest_RK)
     scores_RK = scores_RK / temperature_R.to(scores_RK.dtype)[:, None]
     least_R1, last_R = scores_RK[:, k - 1, None], scores_RK[:, -1]
     whole_R = (last_R == least_R1[:, 0]) & (last_R > -torch.inf)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.decoding import Law, processed_probs
-from outrider.decoding.laws import law_of_few, processed_law
+from outrider.decoding.laws import law_of_few
 from outrider.engine.places import Places
 from outrider.engine.steps import ORDER, Stand, Step, steps_of
 from outrider.sequence import Sequence
@@ -64,11 +64,12 @@ class Controls:
 
     def few(self, adjusted_RV: Tensor, owners: Sequenced[int]) -> Law | None:
         """Processed laws of adjusted logits on the few tokens that top_k leaves; None: of more."""
-        return law_of_few(adjusted_RV, *self._of(owners))
+        return law_of_few(adjusted_RV, self._of(owners))
 
     def law(self, adjusted_RV: Tensor, owners: Sequenced[int]) -> Law:
         """Processed laws, on few tokens where top_k leaves few of each row."""
-        return processed_law(adjusted_RV, *self._of(owners))
+        few = self.few(adjusted_RV, owners)
+        return Law.dense(self.probs(adjusted_RV, owners)) if few is None else few
 
     def probs(self, adjusted_RV: Tensor, owners: Sequenced[int]) -> Tensor:
         """The same as a table `[R, V]`, float32 (float64 stays float64)."""

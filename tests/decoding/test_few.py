@@ -11,7 +11,7 @@ import torch
 from outrider import noise
 from outrider.decoding import RULES, Draft, Law, RoundNoise, TargetFew, TargetLaws, Verdict
 from outrider.decoding.draft import Kind
-from outrider.decoding.laws import one_table, processed_law, processed_probs
+from outrider.decoding.laws import law_of_few, one_table, processed_probs
 from outrider.decoding.rules.base import all_rows, chain_probs
 from outrider.tree import TokenTree
 
@@ -29,9 +29,10 @@ def test_laws_of_few_tokens_are_those_written_out(dtype: torch.dtype, width: int
         torch.tensor([40, 7, 3, 7, 40]),
         torch.tensor([1.0, 1.0, 1.0, 0.9, 0.8], dtype=torch.float64),
         torch.tensor([0.0, 0.0, 0.0, 0.05, 0.0], dtype=torch.float64),
+        torch.ones(5, dtype=torch.float64),
     )
-    law = processed_law(logits, *controls)
-    assert law.ids is not None and law.ids.shape[1] < 100
+    law = law_of_few(logits, controls)
+    assert law is not None and law.ids is not None and law.ids.shape[1] < 100
     whole = processed_probs(logits, *controls)
     assert torch.equal(law.table(width), whole)
     assert law.probs.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
@@ -39,28 +40,27 @@ def test_laws_of_few_tokens_are_those_written_out(dtype: torch.dtype, width: int
     for row in range(5):
         kept = law.ids[row][law.probs[row] > 0]
         assert (kept.diff() > 0).all()
-        alone = processed_law(logits[row : row + 1], *(part[row : row + 1] for part in controls))
-        assert torch.equal(alone.table(width)[0], whole[row])
+        alone = law_of_few(logits[row : row + 1], [part[row : row + 1] for part in controls])
+        assert alone is not None and torch.equal(alone.table(width)[0], whole[row])
 
 
-@pytest.mark.parametrize("why", ["no top_k", "greedy", "narrow", "ties"])
-def test_other_laws_are_dense(why: str):
-    logits = torch.randn(2, 16_383 if why == "narrow" else 16_384)
+@pytest.mark.parametrize("why", ["nothing", "no top_k", "greedy", "narrow", "ties"])
+def test_other_laws_are_not_of_few(why: str):
+    # All negative: divided by zero each is -inf, which would be taken for a forbidden token.
+    logits = -torch.rand(2, 16_383 if why == "narrow" else 16_384)
     if why == "ties":
         logits[1, ::50] = logits.max()
-    heat = torch.tensor([0.7, 0.0 if why == "greedy" else 0.7])
-    law = processed_law(logits, heat, torch.tensor([5, 0 if why == "no top_k" else 5]))
-    assert law.ids is None
-    assert torch.equal(law.probs, processed_probs(logits, heat, torch.tensor([5, 0]))) == (
-        why == "no top_k"
-    ) or torch.allclose(law.probs.sum(-1), torch.ones(2))
+    heat, one = torch.tensor([0.7, 0.0 if why == "greedy" else 0.7]), torch.ones(2)
+    ks = torch.tensor([5, 0 if why == "no top_k" else 5])
+    assert (law_of_few(logits, (heat, ks, one, 0 * one, one)) is not None) == (why == "nothing")
 
 
 @pytest.mark.parametrize("width", [50, 20_000])
 def test_no_rows_have_no_laws(width: int):
-    none, controls = torch.zeros(0, width), (torch.ones(0), torch.full((0,), 5))
+    none, one = torch.zeros(0, width), torch.ones(0)
+    controls = one, torch.full((0,), 5), one, one, one
     assert processed_probs(none, *controls).shape == (0, width)
-    assert len(processed_law(none, *controls)) == 0
+    assert law_of_few(none, controls) is None
 
 
 def test_tables_of_many_forms_are_one():
@@ -121,19 +121,25 @@ def _alike(one: Verdict, other: Verdict) -> bool:
     return all(torch.equal(ours, theirs) for ours, theirs in pairs)
 
 
-RULES_OF_CHAINS = [
-    name for name, rule in RULES.items() if rule.guarantee != "surrogate" and name != "kseq"
+KINDS = {
+    "dense": {Kind.IID},
+    "sparse": {Kind.IID},
+    "certain": {Kind.POINT},
+    "mixed": {Kind.POINT, Kind.IID},
+}
+CASES = [
+    (name, form)
+    for name, rule in RULES.items()
+    for form, kinds in KINDS.items()
+    if rule.guarantee != "surrogate" and name != "kseq" and kinds <= rule.kinds
 ]
 
 
-@pytest.mark.parametrize("form", ["dense", "sparse", "certain", "mixed"])
+@pytest.mark.parametrize(("name", "form"), CASES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("name", RULES_OF_CHAINS)
-def test_rules_decide_alike_on_few_tokens(name: str, dtype: torch.dtype, form: str):
+def test_rules_decide_alike_on_few_tokens(name: str, form: str, dtype: torch.dtype):
     rule = RULES[name]
     draft, whole, few = _case(form, dtype, 1)
-    if not draft.kinds <= rule.kinds:
-        pytest.skip("the rule takes no such nodes")
     rows = TargetFew(few, (NUM, DEPTH + 1, WIDTH))
     dense = rule.verify(draft, TargetLaws(whole), _noise())
     assert _alike(rule.verify(draft, rows, _noise()), dense)
@@ -146,7 +152,8 @@ def test_rules_decide_alike_on_few_tokens(name: str, dtype: torch.dtype, form: s
         assert torch.equal(ours[draft.tree.is_node()], theirs[draft.tree.is_node()])
 
 
-def _nothing(self: Law, row: int, tokens: np.ndarray) -> np.ndarray:
+def nothing(self: Law, row: int, tokens: np.ndarray) -> np.ndarray:
+    """A draft's law that takes nothing from the target's."""
     return np.zeros(len(tokens), self.probs.numpy().dtype)
 
 
@@ -157,7 +164,7 @@ def _the_next(self: Law, row: int, tokens: np.ndarray) -> np.ndarray:
 _at = Law.at
 
 
-@pytest.mark.parametrize("wrong", [_nothing, _the_next])
+@pytest.mark.parametrize("wrong", [nothing, _the_next])
 @pytest.mark.parametrize("name", ["token", "block"])
 def test_another_law_taken_is_seen(name: str, wrong: Callable[..., np.ndarray], monkeypatch):
     """The negative control: what the draft's law has at the target's few tokens matters."""

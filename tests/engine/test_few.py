@@ -17,6 +17,7 @@ from outrider.engine.draws import GroupDraws
 from outrider.models.protocol import ProtocolTarget
 from outrider.models.tabular import MarkovModel
 from outrider.types import Request
+from tests.decoding.test_few import nothing
 from tests.engine.test_law import LENGTH, PREFIX, chi_square
 from tests.engine.toys import blurred, markov
 
@@ -77,14 +78,24 @@ def test_first_tokens_follow_the_targets_likeliest(rule: str, used: list[int]):
     assert max(used) > 100
 
 
-def _nothing(self: Law, row: int, tokens: np.ndarray) -> np.ndarray:
-    return np.zeros(len(tokens), self.probs.numpy().dtype)
-
-
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_a_residual_that_leaves_the_draft_in_is_found(rule: str, monkeypatch):
     """The negative control."""
-    monkeypatch.setattr(Law, "at", _nothing)
+    monkeypatch.setattr(Law, "at", nothing)
+    assert distance(rule, 2000) > 8
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "coupled", "match"])
+def test_other_laws_of_few_tokens_are_found(rule: str, monkeypatch):
+    """The negative control: all that is left is as likely as another."""
+
+    def even(logits, k, controls):
+        law, whole = of_few(logits, k, controls)
+        some = (law.probs > 0).to(law.probs)
+        return Law(some / some.sum(-1, keepdim=True), law.ids), whole
+
+    of_few = laws._of_equally_few
+    monkeypatch.setattr(laws, "_of_equally_few", even)
     assert distance(rule, 2000) > 8
 
 
