@@ -1,6 +1,6 @@
 // Calls from the machine code of forwards to Outrider's products and attention, nothing between.
 //
-// A package (compiled.py) calls the two functions at the end, by way of names.cpp. Whoever runs one
+// A package (compiled.py) calls the three functions at the end, by way of names.cpp. Whoever runs one
 // has told before, in this thread, what its layers are (calls.py). What is not told, or does not lie
 // as the code behind takes it, goes to the operators of those names, which are Python's.
 
@@ -15,11 +15,15 @@
 
 typedef int (*Product)(const void* inputs, const void* weight, const void* bias, void* out,
                        long rows, long width, long count, int threads);
+typedef int (*Gated)(const void* inputs, const void* gates, const void* gates_bias,
+                     const void* down, const void* down_bias, void* out, long rows, long width,
+                     long inner, long count, int act, int threads);
 typedef int (*Attention)(const Layer*, const Span*, int64_t num_spans, int is_bfloat16, int threads);
 
 // calls.py has all of these, field by field.
 struct Linear {
-  Product run;  // null: Python's
+  Product run;      // null: Python's
+  Gated run_gated;  // of a block of two such layers; null: Python's
   const void *weight, *bias;
   int64_t width, count, most_rows;
   int32_t dtype, alone;  // torch's number of it; whether one thread is enough
@@ -69,19 +73,20 @@ int64_t now() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
 }
 
-// Notes what a call has taken since it was made, where somebody asks.
+// Notes what a call has taken since it was made, or a share of it, where somebody asks.
 class Timed {
  public:
-  explicit Timed(int64_t which)
-      : time_(call->times ? call->times + which : nullptr), start_(time_ ? now() : 0) {}
+  explicit Timed(int64_t which, double share = 1)
+      : time_(call->times ? call->times + which : nullptr), share_(share), start_(time_ ? now() : 0) {}
   ~Timed() {
     if (!time_) return;
-    time_->nanoseconds += now() - start_;
+    time_->nanoseconds += share_ * (now() - start_);
     time_->calls++;
   }
 
  private:
   Time* time_;
+  double share_;
   int64_t start_;
 };
 
@@ -156,23 +161,62 @@ const float* as_floats(AtenTensorHandle sinks, int64_t heads) {
   return numbers.data();
 }
 
+// Rows of a layer, as it takes them; none where it does not.
+struct Rows {
+  int64_t count = 0, dims = 0, sizes[MOST_DIMS];
+  const void* data = nullptr;
+
+  Rows(AtenTensorHandle inputs, const Linear& own) {
+    const Seen x(inputs);
+    if (!x.good || x.dims < 1 || x.dims > MOST_DIMS || x.dtype != own.dtype || !x.dense() ||
+        x.sizes[x.dims - 1] != own.width)
+      return;
+    int64_t all = 1;
+    for (int64_t d = 0; d < x.dims - 1; d++) all *= sizes[d] = x.sizes[d];
+    if (all > own.most_rows) return;
+    count = all, dims = x.dims, data = x.data;
+  }
+  // As many rows of so many numbers.
+  AOTITorchError like(int64_t width, int32_t dtype, AtenTensorHandle* out, void** to) {
+    sizes[dims - 1] = width;
+    return made(dims, sizes, dtype, out, to);
+  }
+};
+
 bool multiplied(AtenTensorHandle inputs, int64_t which, int64_t out_features,
                 AtenTensorHandle* out, AOTITorchError* error) {
   if (!call || which >= call->num_linears) return false;
   const Linear& own = call->linears[which];
   if (!own.run || own.count != out_features) return false;
-  const Seen x(inputs);
-  if (!x.good || x.dims < 1 || x.dims > MOST_DIMS || x.dtype != own.dtype || !x.dense())
-    return false;
-  int64_t rows = 1, sizes[MOST_DIMS];
-  for (int64_t d = 0; d < x.dims - 1; d++) rows *= sizes[d] = x.sizes[d];
-  if (x.sizes[x.dims - 1] != own.width || rows < 1 || rows > own.most_rows) return false;
+  Rows x(inputs, own);
+  if (!x.count) return false;
   const Timed timed(which);
-  sizes[x.dims - 1] = own.count;
   void* y;
-  if ((*error = made(x.dims, sizes, own.dtype, out, &y))) return true;
+  if ((*error = x.like(own.count, own.dtype, out, &y))) return true;
   const int threads = own.alone ? 1 : call->threads;
-  if (own.run(x.data, own.weight, own.bias, y, rows, own.width, own.count, threads))
+  if (own.run(x.data, own.weight, own.bias, y, x.count, own.width, own.count, threads))
+    call->failed = 1;
+  return true;
+}
+
+bool gated(AtenTensorHandle inputs, int64_t which, int64_t next, int64_t act, int64_t out_features,
+           AtenTensorHandle* out, AOTITorchError* error) {
+  if (!call || which >= call->num_linears || next >= call->num_linears) return false;
+  const Linear &gates = call->linears[which], &down = call->linears[next];
+  if (!gates.run_gated || gates.run_gated != down.run_gated || gates.count != 2 * down.width ||
+      down.count != out_features)
+    return false;
+  Rows x(inputs, gates);
+  if (!x.count) return false;
+  // Each layer has its weight's share of the time.
+  const double of_gates = double(gates.width) * gates.count, of_down = double(down.width) * down.count;
+  const Timed timed(which, of_gates / (of_gates + of_down));
+  const Timed timed_too(next, of_down / (of_gates + of_down));
+  void* y;
+  if ((*error = x.like(down.count, down.dtype, out, &y))) return true;
+  const int threads = gates.alone ? 1 : call->threads;
+  if (gates.run_gated(x.data, gates.weight, gates.bias, down.weight, down.bias, y, x.count,
+                      gates.width, down.width, down.count, act, threads))
     call->failed = 1;
   return true;
 }
@@ -220,6 +264,17 @@ extern "C" AOTITorchError outrider_linear(AtenTensorHandle inputs, int64_t which
   StableIValue stack[] = {0, (StableIValue)which, (StableIValue)out_features};
   if ((error = put(stack, inputs))) return error;
   return asked("outrider::own_linear", stack, out);
+}
+
+extern "C" AOTITorchError outrider_gated(AtenTensorHandle inputs, int64_t gates, int64_t down,
+                                         int64_t act, int64_t out_features,
+                                         AtenTensorHandle* out) {
+  AOTITorchError error = AOTI_TORCH_SUCCESS;
+  if (gated(inputs, gates, down, act, out_features, out, &error)) return error;
+  StableIValue stack[] = {0, (StableIValue)gates, (StableIValue)down, (StableIValue)act,
+                          (StableIValue)out_features};
+  if ((error = put(stack, inputs))) return error;
+  return asked("outrider::own_gated", stack, out);
 }
 
 extern "C" AOTITorchError outrider_attention(AtenTensorHandle query, AtenTensorHandle keys,

@@ -31,6 +31,8 @@ LIBRARIES = {"names.so": ("names.cpp",), "calls.so": ("calls.cpp", "attention.h"
 SHIMS = {
     "own_linear": "AOTITorchError aoti_torch_cpu_own_linear(AtenTensorHandle inputs, "
     "int64_t which, int64_t out_features, AtenTensorHandle* out)",
+    "own_gated": "AOTITorchError aoti_torch_cpu_own_gated(AtenTensorHandle inputs, int64_t gates, "
+    "int64_t down, int64_t act, int64_t out_features, AtenTensorHandle* out)",
     "own_attention": "AOTITorchError aoti_torch_cpu_own_attention(AtenTensorHandle query, "
     "AtenTensorHandle keys, AtenTensorHandle values, int64_t layer, double scaling, "
     "double* softcap, AtenTensorHandle* sinks, AtenTensorHandle* out)",
@@ -44,7 +46,7 @@ _entered: dict[str, Enter] = {}
 
 class _Linear(ctypes.Structure):
     _fields_: ClassVar = [
-        *((name, ctypes.c_void_p) for name in ("run", "weight", "bias")),
+        *((name, ctypes.c_void_p) for name in ("run", "run_gated", "weight", "bias")),
         *((name, ctypes.c_int64) for name in ("width", "count", "most_rows")),
         *((name, ctypes.c_int32) for name in ("dtype", "alone")),
     ]
@@ -181,7 +183,8 @@ class Told:
 
 
 def _fill(entry: _Linear, direct: Direct) -> None:
-    entry.run, entry.weight = direct.run, direct.weight.data_ptr()
+    entry.run, entry.run_gated = direct.run, direct.run_gated
+    entry.weight = direct.weight.data_ptr()
     entry.bias = None if direct.bias is None else direct.bias.data_ptr()
     entry.width, entry.count, entry.most_rows = direct.width, direct.count, direct.most_rows
     entry.dtype, entry.alone = DTYPES[direct.dtype], direct.alone
@@ -237,7 +240,7 @@ def _loaded(names: Path, calls: Path) -> Enter:
         # The names alone are for everybody: with the calls all of torch's would be.
         known = ctypes.CDLL(str(names), mode=ctypes.RTLD_GLOBAL)
         loaded = ctypes.CDLL(str(calls))
-        for name in ("outrider_linear", "outrider_attention"):
+        for name in ("outrider_linear", "outrider_gated", "outrider_attention"):
             address = ctypes.cast(getattr(loaded, name), ctypes.c_void_p)
             ctypes.c_void_p.in_dll(known, f"{name}_call").value = address.value
         enter = loaded.outrider_enter

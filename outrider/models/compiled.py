@@ -33,6 +33,7 @@ from outrider.errors import ModelError, UnsupportedModel
 from outrider.models.attention_op import Forward, Options, current, running, underway
 from outrider.models.calls import SHIMS, Times, Told, enter_calls
 from outrider.models.doors import Door, InterfaceDoor
+from outrider.models.gates import gated, join_gates
 from outrider.models.packages import cache_folder, check_owner, first_line, keeping, key_of, making
 from outrider.models.packing import FusedLinear, OwnLinear, arrangement_of
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
     from outrider.models.layer_gate import Passed
 
-FORMAT = 6
+FORMAT = 7
 """Counts up when what is traced changes, so that older packages are not found."""
 PACKAGE, CONSTANTS = "forward.pt2", "constants.safetensors"
 MOST_ROWS = 1 << 20
@@ -57,7 +58,7 @@ thread had at least so many: threads meet in the products, and meeting takes lon
 # Tracing and compiling change what is global in torch.
 _building = threading.Lock()
 
-_linears: ContextVar[Sequence[nn.Module]] = ContextVar("outrider_linears")
+_linears: ContextVar[Sequence[OwnLinear]] = ContextVar("outrider_linears")
 _failures: ContextVar[list[BaseException]] = ContextVar("outrider_failures")
 _library = torch.library.Library("outrider", "FRAGMENT")
 _library.define(
@@ -65,6 +66,9 @@ _library.define(
     "float? softcap, Tensor? sinks) -> Tensor"
 )
 _library.define("own_linear(Tensor inputs, int which, int out_features) -> Tensor")
+_library.define(
+    "own_gated(Tensor inputs, int gates, int down, int act, int out_features) -> Tensor"
+)
 
 
 def _attend(
@@ -96,16 +100,27 @@ def _linear(inputs: Tensor, which: int, out_features: int) -> Tensor:
             return _linears.get()[which].forward(inputs).contiguous()
         except BaseException as error:
             failures.append(error)
-    return _product(inputs, which, out_features).zero_()
+    return _product(inputs, out_features).zero_()
 
 
-def _product(inputs: Tensor, which: int, out_features: int) -> Tensor:
-    return inputs.new_empty(*inputs.shape[:-1], out_features)
+def _gated(inputs: Tensor, gates: int, down: int, act: int, out_features: int) -> Tensor:
+    if not (failures := _failures.get()):
+        try:
+            linears = _linears.get()
+            return gated(linears[gates], linears[down], inputs, act).contiguous()
+        except BaseException as error:
+            failures.append(error)
+    return _product(inputs, out_features).zero_()
+
+
+def _product(inputs: Tensor, *of: int) -> Tensor:
+    return inputs.new_empty(*inputs.shape[:-1], of[-1])
 
 
 for _name, _body, _shape in (
     ("own_attention", _attend, _attended),
     ("own_linear", _linear, _product),
+    ("own_gated", _gated, _product),
 ):
     _library.impl(_name, _body, "CPU")
     torch.library.register_fake(f"outrider::{_name}", _shape, lib=_library)
@@ -443,6 +458,8 @@ def _make(traced: _Traced, folder: Path, scratch: Path) -> None:
     ):
         warnings.simplefilter("ignore")
         program = torch.export.export(traced, example, dynamic_shapes=shapes, strict=False)
+        join_gates(program.graph, _opaque_linears(traced.whole))
+        program.graph_module.recompile()
         # A number written into a forward would come back under a name of the compiler's; a buffer
         # keeps its own.
         for given in program.graph_signature.input_specs:
@@ -515,7 +532,8 @@ def _state(module: nn.Module) -> dict[str, Tensor]:
 def _key(model: PreTrainedModel, shown: dict[str, Any]) -> str:
     """A hash of all that is in a package: code, shapes, versions, processor; no weight is."""
     config = {k: v for k, v in model.config.to_dict().items() if k != "_name_or_path"}
-    linears = [(type(m).__name__, m.extra_repr()) for m in _opaque_linears(model)]
+    own_linears = _opaque_linears(model)
+    linears = [(type(m).__name__, m.extra_repr(), m.direct() is not None) for m in own_linears]
     own = _state(model)
     first = {id(tensor): name for name, tensor in reversed(own.items())}
     tensors = [(n, t.shape, t.stride(), str(t.dtype), first[id(t)]) for n, t in own.items()]

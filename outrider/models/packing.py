@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from outrider.models.product import Direct, Product
+from outrider.models.product import Direct, Panels, Product
 
 MIN_PACKED = {torch.float32: 1 << 22, torch.bfloat16: 1 << 14}
 """Weights from which packing pays. One row of a packed float32 matrix takes from a third (Zen 5) to
@@ -146,6 +146,11 @@ class PackedLinear(OwnLinear):
         if not product.takes_panels(inputs, self.in_features):
             return nn.functional.linear(inputs, self._plain_weight(), self.bias)
         return product.over_panels(inputs, self._packed, self.bias, self.out_features)
+
+    @property
+    def panels(self) -> Panels:
+        """The weight as it was laid out for its product."""
+        return Panels(self._packed, self.bias, self.out_features)
 
     def direct(self) -> Direct | None:
         """By the product that its weight is laid out for."""

@@ -15,9 +15,9 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,11 @@ if TYPE_CHECKING:
     from jaxtyping import BFloat16, Float, Int32
 
 SOURCES = tuple(
-    Path(__file__).with_name(name) for name in ("product.cpp", "attention.cpp", "attention.h")
+    Path(__file__).with_name(name)
+    for name in (
+        *("product.cpp", "gated.cpp", "panels.h", "vectors.h"),
+        *("attention.cpp", "attention.h"),
+    )
 )
 LIBRARY = "product.so"
 CPUINFO = Path("/proc/cpuinfo")
@@ -60,6 +64,24 @@ ALONE = 1 << 15
 """Numbers in a weight up to which one thread is as fast as several."""
 
 
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": nn.functional.silu,
+    "gelu_tanh": partial(nn.functional.gelu, approximate="tanh"),
+}
+"""What a gated block may do with its gate, by name; gated.cpp has them in this order."""
+ACTS = tuple(ACTIVATIONS)
+_TWO_INTS = ctypes.c_int, ctypes.c_int
+
+
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """A linear layer of `count` outputs that was laid out in panels."""
+
+    weight: Int32[Tensor, "P J L"]
+    bias: BFloat16[Tensor, " O"] | None
+    count: int
+
+
 @dataclass(frozen=True, slots=True)
 class Direct:
     """A linear layer as machine code may compute it by itself.
@@ -71,6 +93,7 @@ class Direct:
         width, count: inputs and outputs.
         most_rows: of one call.
         alone: whether one thread is as fast as several.
+        run_gated: the address of what does a gated block over weights laid out so; 0: nothing does.
     """
 
     run: int
@@ -81,14 +104,15 @@ class Direct:
     count: int
     most_rows: int
     alone: bool
+    run_gated: int = 0
 
 
 class Product:
     """The compiled products.
 
-    `has_panels` says whether there is one of bfloat16 numbers: the processor has to multiply and
-    add in one instruction (FMA). One with tiles for bfloat16 (AMX), which oneDNN uses, has none.
-    There is attention where the processor has AVX2 with FMA, or AVX-512.
+    `has_panels` says whether there is one of bfloat16 numbers, and attention: the processor has to
+    have AVX2 with FMA, or AVX-512. One with tiles for bfloat16 (AMX), which oneDNN uses, has
+    attention alone.
 
     Args:
         library: where it is.
@@ -106,13 +130,16 @@ class Product:
             raise _broken(library, first_line(error)) from error
         self.has_panels = hasattr(loaded, "outrider_panels") and not has_tiles()
         self._run_panels = _declared(loaded.outrider_panels) if self.has_panels else None
+        self._run_gated: Any = loaded.outrider_gated_panels if self.has_panels else None
+        if self.has_panels:
+            self._run_gated.argtypes = [*[ctypes.c_void_p] * 6, *[ctypes.c_long] * 4, *_TWO_INTS]
         # Outputs whose weights lie together.
         self._panel = ctypes.c_long.in_dll(loaded, "outrider_panel").value if self.has_panels else 1
         self.run_attention: Any = getattr(loaded, "outrider_attend", None)
         if self.run_attention is not None:
             arguments = ctypes.c_char_p, ctypes.c_char_p, ctypes.c_long, ctypes.c_int, ctypes.c_int
             self.run_attention.argtypes = arguments
-        errors = [(self._error(), 1e-5), (self._panels_error(), 1e-2)]
+        errors = [(self._error(), 1e-5), (self._panels_error(), 1e-2), (self._gated_error(), 1e-2)]
         if (attention := self.attention()) is not None:
             found = errors_of(attention)
             errors += [(found[torch.float32], 1e-5), (found[torch.bfloat16], 2e-2)]
@@ -173,9 +200,8 @@ class Product:
     ) -> Direct:
         """The same of `over_panels`, of a layer that `lays_out`."""
         run, alone = _address(self._run_panels), count * width <= ALONE
-        return Direct(
-            run, panels, _detached(bias), torch.bfloat16, width, count, sys.maxsize, alone
-        )
+        size = width, count, sys.maxsize, alone, _address(self._run_gated)
+        return Direct(run, panels, _detached(bias), torch.bfloat16, *size)
 
     def laid_out(self, weight: BFloat16[Tensor, "O I"]) -> Int32[Tensor, "P J L"]:
         """The weight in panels of L outputs, two inputs in a number; zeros where there is none."""
@@ -231,6 +257,34 @@ class Product:
             )
         return out
 
+    def gates(self, inner: int) -> bool:
+        """Whether `gated` does a block of so many inner numbers."""
+        return self.has_panels and inner % self._panel == 0
+
+    def gated(
+        self, inputs: BFloat16[Tensor, "... I"], gates: Panels, down: Panels, act: str
+    ) -> BFloat16[Tensor, "... O"]:
+        """`down(act(gate) * up)` of inputs that `takes_panels`, where it `gates` as many numbers.
+
+        `gates` gives gate and up side by side, `act` is one of `ACTS`. What lies between is not
+        rounded before gate and up are one.
+
+        Raises:
+            OutOfMemory: there is none for what lies between.
+        """
+        inputs = inputs.contiguous()
+        out = inputs.new_empty(*inputs.shape[:-1], down.count)
+        width, inner = inputs.shape[-1], gates.count // 2
+        tensors = inputs, gates.weight, gates.bias, down.weight, down.bias, out
+        threads = torch.get_num_threads() if gates.count * width > ALONE else 1
+        if self._run_gated(
+            *(None if one is None else one.data_ptr() for one in tensors),
+            *(inputs.numel() // width, width, inner, down.count),
+            *(ACTS.index(act), threads),
+        ):
+            raise OutOfMemory(f"there is no memory for rows of {inner} numbers; free some")
+        return out
+
     def _error(self) -> float:
         """The largest error over all tile sizes, as a share of the largest number."""
         draw, worst = torch.Generator().manual_seed(0), 0.0
@@ -259,6 +313,27 @@ class Product:
                 out = torch.full((rows, count), float("nan"), dtype=torch.bfloat16)
                 _compute(self._run_panels, out, inputs[:rows], panels, bias)
                 worst = max(worst, _off(out, wanted[:rows]))
+        return worst
+
+    def _gated_error(self) -> float:
+        """The same of gated blocks."""
+        draw, worst = torch.Generator().manual_seed(0), 0.0
+        for width, count in ((37, 61), (400, 70)) if self.has_panels else ():
+            inner = 3 * self._panel
+            shapes = (2 * inner, width), (2 * inner,), (count, inner), (count,), (100, width)
+            gates, gates_bias, down, down_bias, inputs = (
+                torch.randn(*shape, generator=draw).bfloat16() for shape in shapes
+            )
+            inputs /= width**0.5  # so that biases are not lost among larger numbers
+            first = Panels(self.laid_out(gates), gates_bias, 2 * inner)
+            second = Panels(self.laid_out(down), down_bias, count)
+            both = nn.functional.linear(inputs.double(), gates.double(), gates_bias.double())
+            for act, body in ACTIVATIONS.items():
+                between = body(both[:, :inner]) * both[:, inner:]
+                wanted = nn.functional.linear(between, down.double(), down_bias.double())
+                for rows in (*range(1, 16), len(inputs)):
+                    found = self.gated(inputs[:rows], first, second, act)
+                    worst = max(worst, _off(found, wanted[:rows]))
         return worst
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SOURCES = (
     *(Path(__file__).with_name(name) for name in ("device.cpp", "rows.cpp", "rows.h")),
-    Path(__file__).parent.with_name("product.cpp"),
+    *(Path(__file__).parent.with_name(n) for n in ("product.cpp", "panels.h", "vectors.h")),
 )
 LIBRARY = "device.so"
 GGML = ("0.25.3",)
