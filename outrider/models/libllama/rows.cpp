@@ -6,8 +6,6 @@
 
 #include "rows.h"
 
-#include "../vectors.h"
-
 #if defined(__SSE2__)
 #include <immintrin.h>
 #endif
@@ -21,7 +19,7 @@ typedef unsigned short Bfloat16;
 // makes them ready as fast.
 constexpr long ALONE = 1 << 15, FEW = 16;
 
-#if defined(OUTRIDER_VECTORS)
+#if defined(__AVX2__) && defined(__FMA__)
 extern "C" const long outrider_panel;
 extern "C" int outrider_panels_float(const Bfloat16* x, const Bfloat16* w, float* y, long rows,
                                      long width, long count, int threads);
