@@ -1,10 +1,10 @@
 """A model's forward as machine code: one package, made ahead of time, for any number of rows.
 
-The family's own forward is traced once. Attention and the arranged linear layers stay calls of
-Outrider's, as two opaque operators, so that no length of the cache and no layout of a weight is in
-the package; what lies between them (norms, rotations, gates, sums) becomes a few fused loops
-without Python. The operators are called without it, too, where Outrider's own products and
-attention compute them (`calls`). Weights are not in a package either: they are bound when it is
+The family's own forward is traced once. Attention, the arranged linear layers and blocks of two of
+them (`gates`) stay calls of Outrider's, as opaque operators, so that no length of the cache and no
+layout of a weight is in the package; what lies between them (norms, rotations, sums) becomes a few
+fused loops without Python. The operators are called without it, too, where Outrider's own products
+and attention compute them (`calls`). Weights are not in a package either: they are bound when it is
 loaded. Packages are kept in a folder of the user's own and read from nowhere else.
 """
 
@@ -35,7 +35,7 @@ from outrider.models.calls import SHIMS, Times, Told, enter_calls
 from outrider.models.doors import Door, InterfaceDoor
 from outrider.models.gates import gated, join_gates
 from outrider.models.packages import cache_folder, check_owner, first_line, keeping, key_of, making
-from outrider.models.packing import FusedLinear, OwnLinear, arrangement_of
+from outrider.models.packing import FusedLinear, OwnLinear, PackedLinear, arrangement_of
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int64
@@ -458,8 +458,9 @@ def _make(traced: _Traced, folder: Path, scratch: Path) -> None:
     ):
         warnings.simplefilter("ignore")
         program = torch.export.export(traced, example, dynamic_shapes=shapes, strict=False)
-        join_gates(program.graph, _opaque_linears(traced.whole))
-        program.graph_module.recompile()
+        if enter_calls() is not None:
+            join_gates(program.graph, _opaque_linears(traced.whole))
+            program.graph_module.recompile()
         # A number written into a forward would come back under a name of the compiler's; a buffer
         # keeps its own.
         for given in program.graph_signature.input_specs:
@@ -533,7 +534,7 @@ def _key(model: PreTrainedModel, shown: dict[str, Any]) -> str:
     """A hash of all that is in a package: code, shapes, versions, processor; no weight is."""
     config = {k: v for k, v in model.config.to_dict().items() if k != "_name_or_path"}
     own_linears = _opaque_linears(model)
-    linears = [(type(m).__name__, m.extra_repr(), m.direct() is not None) for m in own_linears]
+    linears = [(type(m).__name__, m.extra_repr(), _panel_of(m)) for m in own_linears]
     own = _state(model)
     first = {id(tensor): name for name, tensor in reversed(own.items())}
     tensors = [(n, t.shape, t.stride(), str(t.dtype), first[id(t)]) for n, t in own.items()]
@@ -551,6 +552,12 @@ def _key(model: PreTrainedModel, shown: dict[str, Any]) -> str:
         **shown,
     }
     return key_of(facts)
+
+
+def _panel_of(linear: OwnLinear) -> int | None:
+    """Outputs of a panel of a layer that lies in such: of those blocks are made."""
+    product = linear.product if isinstance(linear, PackedLinear) else None
+    return None if product is None else product.panel
 
 
 def _source(model: PreTrainedModel) -> str:

@@ -6,8 +6,6 @@
 // threads there are, and not on how many rows.
 
 #include <cstring>
-#include <new>
-#include <vector>
 
 #include "panels.h"
 
@@ -33,19 +31,6 @@ inline Vector gated(Vector gate, Vector up, Act act) {
   return gate * sigmoid(x) * up;
 }
 
-inline size_t whole(size_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
-
-// Bytes that begin with a cache line and stay this thread's for its next call; null: there are none.
-char* scratch(size_t bytes) {
-  static thread_local std::vector<char> kept;
-  try {
-    if (kept.size() < bytes + LINE) kept = std::vector<char>(bytes + LINE);
-  } catch (const std::bad_alloc&) {
-    return nullptr;
-  }
-  return (char*)whole((size_t)kept.data());
-}
-
 struct Gated {
   const Bfloat16 *gates, *gates_bias, *down, *down_bias;  // a bias may be null
   long width, inner, count;                               // `inner` is a multiple of PANEL
@@ -59,8 +44,10 @@ struct Gated {
     alignas(LINE) float gate[MANY_ROWS * PANEL], up[MANY_ROWS * PANEL];
     const long stride = (upto - from) * PANEL;
     for (long p = from; p < upto; p++, to += PANEL) {
-      add_up(x, gates + p * size(width), gate, rows, width);
-      add_up(x, gates + (panels() + p) * size(width), up, rows, width);
+      const Bfloat16 *own = gates + p * size(width), *other = own + inner / PANEL * size(width);
+      const Bfloat16* then = p + 1 < upto ? own + size(width) : share_of(0, from);
+      add_up(x, own, gate, rows, width, other);
+      add_up(x, other, up, rows, width, then);
       for (int o = 0; o < PANEL; o += LANES) {
         Vector of_gate = vectors::all(0.0f), of_up = of_gate;
         if (gates_bias) {
@@ -76,10 +63,15 @@ struct Gated {
     }
   }
 
+  // What is read of panel q of `down` by who begins with inner panel `from`.
+  const Bfloat16* share_of(long q, long from) const {
+    return down + q * size(inner) + from * PANEL * PANEL;
+  }
+
   // The part of `down`'s sums that these inner numbers make: to [its panels, rows, PANEL].
   void sum(const Ready* own, float* to, long rows, long from, long upto) const {
     for (long q = 0; q * PANEL < count; q++, to += rows * PANEL)
-      add_up(own, down + q * size(inner) + from * PANEL * PANEL, to, rows, (upto - from) * PANEL);
+      add_up(own, share_of(q, from), to, rows, (upto - from) * PANEL, share_of(q + 1, from));
   }
 };
 
@@ -96,41 +88,46 @@ extern "C" int outrider_gated_panels(const Bfloat16* x, const Bfloat16* gates,
   const long most = smaller(rows, MANY_ROWS), outs = (count + PANEL - 1) / PANEL * PANEL;
   const long share = (own.panels() + threads - 1) / threads * PANEL;
   // Rows made ready; then, for each thread, what is between, that made ready, and its sums.
-  const size_t read = whole(room(most, width) * sizeof(Ready)),
-               between = whole(most * share * sizeof(Bfloat16)),
-               again = whole(room(most, share) * sizeof(Ready)),
-               each = between + again + whole(most * outs * sizeof(float));
+  const size_t read = whole_lines(room(most, width) * sizeof(Ready)),
+               between = whole_lines(most * share * sizeof(Bfloat16)),
+               again = whole_lines(room(most, share) * sizeof(Ready)),
+               each = between + again + whole_lines(most * outs * sizeof(float));
   char* const kept = scratch(read + threads * each);
   if (!kept) return 1;
   const auto between_of = [&](int t) { return (Bfloat16*)(kept + read + t * each); };
   const auto again_of = [&](int t) { return (Ready*)(kept + read + t * each + between); };
   const auto sums_of = [&](int t) { return (float*)(kept + read + t * each + between + again); };
+#pragma omp parallel num_threads(threads) if (threads > 1)
   for (long at = 0; at < rows; at += MANY_ROWS) {
     const long some = smaller(rows - at, MANY_ROWS);
-    const Ready* here = ready(x + at * width, (Ready*)kept, some, width);
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
+    const Bfloat16* here = x + at * width;
+    if (unready(some)) {
 #pragma omp for schedule(static)
-      for (int t = 0; t < threads; t++) {
-        const long from = own.first(t, threads), upto = own.first(t + 1, threads);
-        own.make(here, between_of(t), some, from, upto);
-        const Ready* made = ready(between_of(t), again_of(t), some, (upto - from) * PANEL);
-        own.sum(made, sums_of(t), some, from, upto);
-      }
+      for (long tile = 0; tile < unready(some); tile++)
+        ready_tile(here, (Ready*)kept, some, width, tile);
+    }
 #pragma omp for schedule(static)
-      for (long q = 0; q < outs / PANEL; q++) {
-        const long left = smaller(count - q * PANEL, PANEL);
-        alignas(LINE) Bfloat16 bias[PANEL] = {}, found[PANEL];
-        if (down_bias) std::memcpy(bias, down_bias + q * PANEL, left * sizeof(Bfloat16));
-        for (long r = 0; r < some; r++) {
-          for (int o = 0; o < PANEL; o += LANES) {
-            Vector total = vectors::load(bias + o);
-            for (int t = 0; t < threads; t++)
-              total += vectors::load(sums_of(t) + (q * some + r) * PANEL + o);
-            vectors::store(found + o, total);
-          }
-          std::memcpy(y + (at + r) * count + q * PANEL, found, left * sizeof(Bfloat16));
+    for (int t = 0; t < threads; t++) {
+      const long from = own.first(t, threads), upto = own.first(t + 1, threads);
+      Bfloat16* made = between_of(t);
+      own.make(readied(here, (Ready*)kept), made, some, from, upto);
+      for (long tile = 0; tile < unready(some); tile++)
+        ready_tile(made, again_of(t), some, (upto - from) * PANEL, tile);
+      own.sum(readied(made, again_of(t)), sums_of(t), some, from, upto);
+    }
+#pragma omp for schedule(static)
+    for (long q = 0; q < outs / PANEL; q++) {
+      const long left = smaller(count - q * PANEL, PANEL);
+      alignas(LINE) Bfloat16 bias[PANEL] = {}, found[PANEL];
+      if (down_bias) std::memcpy(bias, down_bias + q * PANEL, left * sizeof(Bfloat16));
+      for (long r = 0; r < some; r++) {
+        for (int o = 0; o < PANEL; o += LANES) {
+          Vector total = vectors::load(bias + o);
+          for (int t = 0; t < threads; t++)
+            total += vectors::load(sums_of(t) + (q * some + r) * PANEL + o);
+          vectors::store(found + o, total);
         }
+        std::memcpy(y + (at + r) * count + q * PANEL, found, left * sizeof(Bfloat16));
       }
     }
   }

@@ -18,6 +18,8 @@ from torch import Tensor, fx
 from outrider.models.packing import OwnLinear, PackedLinear
 from outrider.models.product import ACTIVATIONS, ACTS
 
+PANELS_EACH = 8
+"""Panels of inner numbers that each thread has at least of a block that is one call."""
 _HALVES = {
     torch.ops.aten.split_with_sizes.default,
     torch.ops.aten.split.Tensor,
@@ -49,8 +51,13 @@ def gated(gates: OwnLinear, down: OwnLinear, inputs: Tensor, act: int) -> Tensor
 
 
 def join_gates(graph: fx.Graph, linears: Sequence[OwnLinear]) -> None:
-    """Makes one call of each gated block whose layers' product does it."""
+    """Makes one call of each gated block whose layers' product does it.
+
+    Where threads would have few panels each it stays in parts: shares would be uneven, and their
+    sums many beside the weights.
+    """
     one, whole = torch.ops.outrider.own_linear.default, torch.ops.outrider.own_gated.default
+    joined = False
     for node in list(graph.nodes):
         if node.target is not one:
             continue
@@ -60,14 +67,26 @@ def join_gates(graph: fx.Graph, linears: Sequence[OwnLinear]) -> None:
             continue
         first, act = found
         inputs, gates, _ = _args(first)
-        if not are_gated(linears[gates], linears[down]):
+        if not (are_gated(linears[gates], linears[down]) and _shares_well(linears[down])):
             continue
-        with graph.inserting_before(node):
+        if any(user.op == "output" for user in node.users):
+            # Its name is in the program's signature.
+            continue
+        # Where its input is what the gates read.
+        with graph.inserting_before(first):
             call = graph.call_function(whole, (inputs, gates, down, act, out_features))
         call.meta.update(node.meta)
         node.replace_all_uses_with(call)
         graph.erase_node(node)
-    graph.eliminate_dead_code()
+        joined = True
+    if joined:
+        graph.eliminate_dead_code()
+
+
+def _shares_well(down: OwnLinear) -> bool:
+    """Whether each thread has panels enough."""
+    assert isinstance(down, PackedLinear) and down.product is not None
+    return down.in_features >= PANELS_EACH * down.product.panel * torch.get_num_threads()
 
 
 def _gates_of(between: fx.Node) -> tuple[fx.Node, int] | None:

@@ -11,6 +11,8 @@
 #if defined(OUTRIDER_VECTORS)
 #include <cstddef>
 #include <cstring>
+#include <memory>
+#include <new>
 
 namespace panels {
 
@@ -27,14 +29,30 @@ inline long smaller(long a, long b) { return a < b ? a : b; }
 // Numbers of a panel of so many inputs.
 inline long size(long width) { return (width + 1) / 2 * 2 * PANEL; }
 
+inline size_t whole_lines(size_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
+
+// Bytes that begin with a cache line and stay this thread's for its next call; null: there are none.
+inline char* scratch(size_t bytes) {
+  static thread_local std::unique_ptr<char[]> kept;
+  static thread_local size_t num_kept = 0;
+  if (num_kept < bytes + LINE) {
+    kept.reset();
+    num_kept = 0;
+    kept.reset(new (std::nothrow) char[bytes + LINE]);
+    if (!kept) return nullptr;
+    num_kept = bytes + LINE;
+  }
+  return (char*)whole_lines((size_t)kept.get());
+}
+
 #if defined(OUTRIDER_PAIRS)
 // An instruction multiplies a pair of inputs with those of 16 outputs: rows are read as they lie.
 typedef Bfloat16 Ready;
 constexpr long TILE_ROWS = 14;
 // Inputs of a panel that stay in a core's second cache while one tile of rows after another reads
-// them; rows of a tile that is done before it could ask for weights that do not come by themselves;
-// and bytes that a weight is asked for ahead of its use by one of more.
-constexpr long DEPTH = 4096, FEW_ROWS = 4, BYTES_AHEAD = 8192;
+// them; rows of a tile whose weights come by themselves; and inputs that a weight is asked for ahead
+// of its use by a tile of more.
+constexpr long DEPTH = 4096, FEW_ROWS = 4, INPUTS_AHEAD = 128;
 
 inline __m512bh pair_in_all_lanes(const Bfloat16* from, int numbers) {
   int both = 0;
@@ -42,15 +60,15 @@ inline __m512bh pair_in_all_lanes(const Bfloat16* from, int numbers) {
   return (__m512bh)_mm512_set1_epi32(both);
 }
 
-// What is asked for: nothing, the weights that follow, into the second cache; or a share of the block
-// that comes next, into that or the first.
-enum Ahead { NONE, OWN, SECOND, FIRST };
+// What is asked for: nothing; weights that are read soon, into the second cache; or a share of the
+// block that comes next, into that or the first.
+enum Ahead { NONE, SOON, SECOND, FIRST };
 
 // sums[r, o] = or += sum over i of w[o, i] x[r, i], in the order of i. Meanwhile `next` is asked for,
-// `step` bytes with each pair.
+// `step` bytes with each pair, and from input `turn` on what begins at `after`.
 template <int ROWS, Ahead AHEAD_TO>
 void panel_tile(const Bfloat16* x, long width, const Bfloat16* w, float* sums, bool fresh,
-                long depth, const char* next, long step) {
+                long depth, const char* next, long step, long turn, const char* after) {
   __m512 kept[ROWS][VECTORS];
 #pragma GCC unroll 64
   for (int r = 0; r < ROWS; r++)
@@ -72,8 +90,11 @@ void panel_tile(const Bfloat16* x, long width, const Bfloat16* w, float* sums, b
   };
   long at = 0;
   for (; at + 2 <= depth; at += 2, next += step) {
+    if constexpr (AHEAD_TO == SOON) {
+      if (at == turn) next = after;
+      __builtin_prefetch(next + LINE, 0, 2);
+    }
     if constexpr (AHEAD_TO != NONE) __builtin_prefetch(next, 0, AHEAD_TO == FIRST ? 3 : 2);
-    if constexpr (AHEAD_TO == OWN) __builtin_prefetch(next + LINE, 0, 2);
     add(at, 2);
   }
   if (at < depth) add(at, 1);
@@ -84,7 +105,7 @@ void panel_tile(const Bfloat16* x, long width, const Bfloat16* w, float* sums, b
 }
 
 typedef void (*PanelTile)(const Bfloat16*, long, const Bfloat16*, float*, bool, long, const char*,
-                          long);
+                          long, long, const char*);
 template <Ahead TO>
 constexpr PanelTile PANEL_TILES[TILE_ROWS] = {
     panel_tile<1, TO>,  panel_tile<2, TO>,  panel_tile<3, TO>,  panel_tile<4, TO>,
@@ -92,28 +113,36 @@ constexpr PanelTile PANEL_TILES[TILE_ROWS] = {
     panel_tile<9, TO>,  panel_tile<10, TO>, panel_tile<11, TO>, panel_tile<12, TO>,
     panel_tile<13, TO>, panel_tile<14, TO>};
 
-// Numbers that rows need to be made ready, and rows made so.
+// Numbers that rows need to be made ready, tiles of rows that are, and where they are read then.
 inline size_t room(long, long) { return 0; }
-inline const Ready* ready(const Bfloat16* x, Ready*, long, long) { return x; }
+inline long unready(long) { return 0; }
+inline void ready_tile(const Bfloat16*, Ready*, long, long, long) {}
+inline const Ready* readied(const Bfloat16* x, Ready*) { return x; }
 
-// The sums of up to MANY_ROWS rows over one panel: sums[r, o], which lie on a cache line.
-inline void add_up(const Ready* x, const Bfloat16* w, float* sums, long rows, long width) {
+// The sums of up to MANY_ROWS rows over one panel: sums[r, o], which lie on a cache line. `after` is
+// the weight that is read next.
+inline void add_up(const Ready* x, const Bfloat16* w, float* sums, long rows, long width,
+                   const Bfloat16* after) {
   long tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
   // A single tile reads from memory. Several compute from a cache, and memory would idle: each asks
   // for its share of the block that comes next. Two find time to have it in the second cache, more in
   // the first.
   const PanelTile* run = rows <= FEW_ROWS ? PANEL_TILES<NONE>
-                         : tiles == 1     ? PANEL_TILES<OWN>
+                         : tiles == 1     ? PANEL_TILES<SOON>
                          : tiles == 2     ? PANEL_TILES<SECOND>
                                           : PANEL_TILES<FIRST>;
   for (long at = 0; at < width; at += DEPTH)
     for (long tile = 0; tile < tiles; tile++) {
       long from = rows * tile / tiles, upto = rows * (tile + 1) / tiles;
       long depth = smaller(width - at, DEPTH), step = 4 * PANEL / tiles;
-      const char* block = (const char*)(w + at * PANEL);
-      const char* next = block + (tiles == 1 ? BYTES_AHEAD : depth / 2 * (4 * PANEL + step * tile));
-      run[upto - from - 1](x + from * width + at, width, w + at * PANEL, sums + from * PANEL,
-                           at == 0, depth, next, step);
+      const Bfloat16* block = w + at * PANEL;
+      const Bfloat16* then = at + depth < width ? block + depth * PANEL : after;
+      // From here on what is that far ahead is behind this block.
+      const long turn = depth > INPUTS_AHEAD ? (depth - INPUTS_AHEAD) / 2 * 2 : 0;
+      const char* next = tiles == 1 ? (const char*)(block + INPUTS_AHEAD * PANEL)
+                                    : (const char*)then + depth / 2 * step * tile;
+      run[upto - from - 1](x + from * width + at, width, block, sums + from * PANEL, at == 0, depth,
+                           next, step, turn, (const char*)then);
     }
 }
 #else
@@ -188,21 +217,17 @@ constexpr PanelTile PANEL_TILES[] = {
 
 inline size_t room(long rows, long width) { return rows * ((width + 1) / 2 * 2); }
 
-inline long tiles_of(long rows) { return (rows + TILE_ROWS - 1) / TILE_ROWS; }
-
+inline long unready(long rows) { return (rows + TILE_ROWS - 1) / TILE_ROWS; }
 // One tile of rows made ready, where it lies among all.
-inline void ready_tile(const Bfloat16* x, float* to, long rows, long width, long tile) {
-  long first = rows * tile / tiles_of(rows), last = rows * (tile + 1) / tiles_of(rows);
+inline void ready_tile(const Bfloat16* x, Ready* to, long rows, long width, long tile) {
+  long first = rows * tile / unready(rows), last = rows * (tile + 1) / unready(rows);
   spread(x + first * width, to + room(first, width), last - first, width);
 }
-inline const Ready* ready(const Bfloat16* x, Ready* to, long rows, long width) {
-  for (long tile = 0; tile < tiles_of(rows); tile++) ready_tile(x, to, rows, width, tile);
-  return to;
-}
+inline const Ready* readied(const Bfloat16*, Ready* to) { return to; }
 
-// The sums of up to MANY_ROWS rows, which were made ready, over one panel: sums[r, o].
-inline void add_up(const Ready* x, const Bfloat16* w, float* sums, long rows, long width) {
-  long tiles = tiles_of(rows), pairs = (width + 1) / 2;
+inline void add_up(const Ready* x, const Bfloat16* w, float* sums, long rows, long width,
+                   const Bfloat16*) {
+  long tiles = unready(rows), pairs = (width + 1) / 2;
   for (long at = 0; at < pairs; at += DEPTH / 2)
     for (long tile = 0; tile < tiles; tile++) {
       long from = rows * tile / tiles, some = rows * (tile + 1) / tiles - from;

@@ -10,8 +10,6 @@
 #endif
 
 #include <cstring>
-#include <new>
-#include <vector>
 
 #include "panels.h"
 
@@ -150,30 +148,22 @@ static void put(const float* sums, const Bfloat16* bias, Out* y, long rows, long
 template <typename Out>
 static int over_panels(const Bfloat16* x, const Bfloat16* w, const Bfloat16* bias, Out* y,
                        long rows, long width, long count, int threads) {
-  static thread_local std::vector<Ready> kept;
   const long all = (count + PANEL - 1) / PANEL;
-  try {
-    const size_t needed = room(smaller(rows, MANY_ROWS), width);
-    if (kept.size() < needed) kept = std::vector<Ready>(needed);
-  } catch (const std::bad_alloc&) {
-    return 1;
-  }
-  Ready* numbers = kept.data();
+  Ready* const numbers = (Ready*)scratch(room(smaller(rows, MANY_ROWS), width) * sizeof(Ready));
+  if (!numbers) return 1;
 #pragma omp parallel num_threads(threads) if (threads > 1)
   for (long from = 0; from < rows; from += MANY_ROWS) {
     const long some = smaller(rows - from, MANY_ROWS);
     const Bfloat16* own = x + from * width;
-#if defined(OUTRIDER_PAIRS)
-    const Ready* read = own;
-#else
-    const Ready* read = numbers;
+    if (unready(some)) {
 #pragma omp for schedule(static)
-    for (long tile = 0; tile < tiles_of(some); tile++) ready_tile(own, numbers, some, width, tile);
-#endif
+      for (long tile = 0; tile < unready(some); tile++) ready_tile(own, numbers, some, width, tile);
+    }
 #pragma omp for schedule(static)
     for (long p = 0; p < all; p++) {
       alignas(LINE) float sums[MANY_ROWS * PANEL];
-      add_up(read, w + p * size(width), sums, some, width);
+      const Bfloat16* panel = w + p * size(width);
+      add_up(readied(own, numbers), panel, sums, some, width, panel + size(width));
       put(sums, bias ? bias + p * PANEL : nullptr, y + from * count + p * PANEL, some, count,
           smaller(count - p * PANEL, PANEL));
     }

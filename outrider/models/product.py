@@ -112,7 +112,7 @@ class Product:
 
     `has_panels` says whether there is one of bfloat16 numbers, and attention: the processor has to
     have AVX2 with FMA, or AVX-512. One with tiles for bfloat16 (AMX), which oneDNN uses, has
-    attention alone.
+    attention alone. `panel` is how many outputs' weights lie together.
 
     Args:
         library: where it is.
@@ -133,8 +133,7 @@ class Product:
         self._run_gated: Any = loaded.outrider_gated_panels if self.has_panels else None
         if self.has_panels:
             self._run_gated.argtypes = [*[ctypes.c_void_p] * 6, *[ctypes.c_long] * 4, *_TWO_INTS]
-        # Outputs whose weights lie together.
-        self._panel = ctypes.c_long.in_dll(loaded, "outrider_panel").value if self.has_panels else 1
+        self.panel = ctypes.c_long.in_dll(loaded, "outrider_panel").value if self.has_panels else 1
         self.run_attention: Any = getattr(loaded, "outrider_attend", None)
         if self.run_attention is not None:
             arguments = ctypes.c_char_p, ctypes.c_char_p, ctypes.c_long, ctypes.c_int, ctypes.c_int
@@ -206,10 +205,10 @@ class Product:
     def laid_out(self, weight: BFloat16[Tensor, "O I"]) -> Int32[Tensor, "P J L"]:
         """The weight in panels of L outputs, two inputs in a number; zeros where there is none."""
         count, width = weight.shape
-        panels = -(-count // self._panel)
-        more = 0, width % 2, 0, panels * self._panel - count
+        panels = -(-count // self.panel)
+        more = 0, width % 2, 0, panels * self.panel - count
         whole = nn.functional.pad(weight, more).contiguous()
-        return whole.view(torch.int32).view(panels, self._panel, -1).transpose(1, 2).contiguous()
+        return whole.view(torch.int32).view(panels, self.panel, -1).transpose(1, 2).contiguous()
 
     def plain(
         self, panels: Int32[Tensor, "P J L"], count: int, width: int
@@ -259,31 +258,39 @@ class Product:
 
     def gates(self, inner: int) -> bool:
         """Whether `gated` does a block of so many inner numbers."""
-        return self.has_panels and inner % self._panel == 0
+        return self.has_panels and inner % self.panel == 0
 
     def gated(
         self, inputs: BFloat16[Tensor, "... I"], gates: Panels, down: Panels, act: str
     ) -> BFloat16[Tensor, "... O"]:
         """`down(act(gate) * up)` of inputs that `takes_panels`, where it `gates` as many numbers.
 
-        `gates` gives gate and up side by side, `act` is one of `ACTS`. What lies between is not
-        rounded before gate and up are one.
+        `gates` gives gate and up side by side, `act` is one of `ACTS`. What lies between is rounded
+        when gate and up are one. The bits of a row depend on how many threads there are, and not on
+        the rows beside it.
 
         Raises:
             OutOfMemory: there is none for what lies between.
         """
-        inputs = inputs.contiguous()
         out = inputs.new_empty(*inputs.shape[:-1], down.count)
-        width, inner = inputs.shape[-1], gates.count // 2
-        tensors = inputs, gates.weight, gates.bias, down.weight, down.bias, out
-        threads = torch.get_num_threads() if gates.count * width > ALONE else 1
-        if self._run_gated(
-            *(None if one is None else one.data_ptr() for one in tensors),
-            *(inputs.numel() // width, width, inner, down.count),
-            *(ACTS.index(act), threads),
-        ):
+        if self._compute_gated(out, inputs, gates, down, act):
+            inner = gates.count // 2
             raise OutOfMemory(f"there is no memory for rows of {inner} numbers; free some")
         return out
+
+    def _compute_gated(
+        self, out: Tensor, inputs: Tensor, gates: Panels, down: Panels, act: str
+    ) -> int:
+        """Fills `out`; 0, or 1 where memory is out."""
+        inputs = inputs.contiguous()
+        width = inputs.shape[-1]
+        tensors = inputs, gates.weight, gates.bias, down.weight, down.bias, out
+        return self._run_gated(
+            *(None if one is None else one.data_ptr() for one in tensors),
+            *(inputs.numel() // width, width, gates.count // 2, down.count),
+            ACTS.index(act),
+            torch.get_num_threads() if gates.count * width > ALONE else 1,
+        )
 
     def _error(self) -> float:
         """The largest error over all tile sizes, as a share of the largest number."""
@@ -319,7 +326,7 @@ class Product:
         """The same of gated blocks."""
         draw, worst = torch.Generator().manual_seed(0), 0.0
         for width, count in ((37, 61), (400, 70)) if self.has_panels else ():
-            inner = 3 * self._panel
+            inner = 3 * self.panel
             shapes = (2 * inner, width), (2 * inner,), (count, inner), (count,), (100, width)
             gates, gates_bias, down, down_bias, inputs = (
                 torch.randn(*shape, generator=draw).bfloat16() for shape in shapes
@@ -332,8 +339,9 @@ class Product:
                 between = body(both[:, :inner]) * both[:, inner:]
                 wanted = nn.functional.linear(between, down.double(), down_bias.double())
                 for rows in (*range(1, 16), len(inputs)):
-                    found = self.gated(inputs[:rows], first, second, act)
-                    worst = max(worst, _off(found, wanted[:rows]))
+                    out = torch.full((rows, count), float("nan"), dtype=torch.bfloat16)
+                    self._compute_gated(out, inputs[:rows], first, second, act)
+                    worst = max(worst, _off(out, wanted[:rows]))
         return worst
 
 

@@ -20,7 +20,7 @@ from outrider.models.base import Rows
 from outrider.models.compiled import CompiledForward
 from outrider.models.hf import HuggingFaceTarget
 from outrider.models.packing import FewRowsLinear, OwnLinear, PackedLinear
-from outrider.models.product import MOST_ROWS
+from outrider.models.product import MOST_ROWS, Product
 from tests.models.families import FAMILIES, Family, one_thread, random_tokens, with_weights
 from tests.models.test_families import PARENTS, ancestors_of, read
 
@@ -66,6 +66,7 @@ def python(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     for owner, name in (
         (FewRowsLinear, "forward"),
         (PackedLinear, "forward"),
+        (Product, "gated"),
         (Forward, "attend"),
     ):
         monkeypatch.setattr(owner, name, counting(getattr(owner, name), found, name))
@@ -135,6 +136,7 @@ def test_a_forward_of_few_rows_passes_no_python_and_has_the_same_bits(
     made: HuggingFaceTarget = request.getfixturevalue(which)
     due = by_python(made, counts, tree=tree)
     assert python["forward"] and python["attend"]
+    assert bool(python["gated"]) == (which == "half")
     assert torch.equal(rows_of(made, counts, tree=tree, python=python), due)
     assert not python
 

@@ -15,10 +15,13 @@ from outrider.models import gates
 from outrider.models.hf import HuggingFaceTarget
 from outrider.models.packing import PackedLinear
 from outrider.models.product import ACTIVATIONS, ACTS, Panels, Product, product
-from tests.models.families import FAMILIES, Family, with_weights
+from tests.models.families import FAMILIES, Family, one_thread, with_weights
 from tests.models.variants import refuse, variant
 
-SIZES = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
+INNER = 512
+SIZES = {"hidden_size": 128, "intermediate_size": INNER, "head_dim": 32}
+# A block is one call where each thread has panels enough.
+single = pytest.fixture(scope="module", autouse=True)(one_thread)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -76,7 +79,8 @@ class Block:
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(
-    ("width", "inner", "count"), [(1, 32, 1), (37, 64, 61), (300, 1056, 200), (130, 9024, 33)]
+    ("width", "inner", "count"),
+    [(1, 32, 1), (37, 64, 61), (600, 32, 61), (300, 1120, 200), (130, 9024, 33)],
 )
 def test_a_block_is_its_parts(
     own: Product, width: int, inner: int, count: int, bias: bool, act: str
@@ -152,11 +156,27 @@ def test_blocks_that_compute_something_else_are_refused(
     refuse(tmp_path, change)
 
 
+def test_no_more_threads_than_panels(own: Product, tmp_path: Path) -> None:
+    """The negative control: a thread without a panel leaves its sums as they lie in memory."""
+    block, other = (Block(own, 600, num * own.panel, 61, bias=False) for num in (1, 3))
+    wanted, bound = block.wanted("silu")
+    clamp = "if (threads > own.panels()) threads = own.panels();"
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        for by, right in ((own, True), (Product(variant(tmp_path, (clamp, ""))), False)):
+            # What lies there are another block's, of rows that are no numbers.
+            noise = torch.full((200, 600), float("nan")).bfloat16()
+            by.gated(noise, other.gates, other.down, "silu")
+            found = by.gated(block.inputs, block.gates, block.down, "silu")
+            assert bool(((found - wanted).abs() <= bound).all()) is right
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_memory_that_is_out_between_is_told(own: Product, tmp_path: Path) -> None:
-    made = "if (kept.size() < bytes + LINE)"
-    full = Product(
-        variant(tmp_path, (made, f"if (bytes > 1 << 20) throw std::bad_alloc(); {made}"))
-    )
+    made = "if (num_kept < bytes + LINE) {"
+    full = Product(variant(tmp_path, (made, f"if (bytes > 1 << 20) return nullptr; {made}")))
     block = Block(own, 37, 9024, 61, bias=False)
     few = full.gated(block.inputs[:3], block.gates, block.down, "silu")
     assert torch.equal(few, own.gated(block.inputs[:3], block.gates, block.down, "silu"))
@@ -171,9 +191,11 @@ class Traced(nn.Module):
         super().__init__()
         self._between = between
 
-    def forward(self, x: Tensor) -> Tensor:
-        both = torch.ops.outrider.own_linear(x, 0, 128)
-        return torch.ops.outrider.own_linear(self._between(both), 1, 16)
+    def forward(self, given: Tensor) -> Tensor:
+        x = given + 1
+        both = torch.ops.outrider.own_linear(x, 0, 2 * INNER)
+        x.mul_(2)
+        return torch.ops.outrider.own_linear(self._between(both), 1, 16) + x
 
 
 silu, gelu = nn.functional.silu, nn.functional.gelu
@@ -184,12 +206,12 @@ def halves(of: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]
 
 
 def fused(both: Tensor) -> Tensor:
-    gate, up = both.split([64, 64], -1)
+    gate, up = both.split([INNER, INNER], -1)
     return silu(gate) * up
 
 
 def unequal(both: Tensor) -> Tensor:
-    gate, up, _ = both.split([48, 48, 32], -1)
+    gate, up, _ = both.split([INNER - 16, INNER - 16, 32], -1)
     return torch.cat((silu(gate) * up, up[..., :16]), -1)
 
 
@@ -205,7 +227,9 @@ def graph_of(between: Callable[[Tensor], Tensor]) -> fx.Graph:
 
 
 def layers(own: Product | None) -> list[PackedLinear]:
-    made = [PackedLinear(torch.randn(*size).bfloat16(), None) for size in ((128, 16), (16, 64))]
+    made = [
+        PackedLinear(torch.randn(*size).bfloat16(), None) for size in ((2 * INNER, 16), (16, INNER))
+    ]
     for layer in made:
         layer.lay_out(own)
     return made
@@ -243,12 +267,38 @@ def test_blocks_are_found_and_nothing_else(
     if act is not None:
         assert found[0].args[1:] == (0, 1, act, 16) and count(graph, "own_linear") == 0
         graph.lint()
+        # It reads its input where the gates did: behind them that is another.
+        order = [str(node.target) for node in graph.nodes]
+        assert order.index("outrider.own_gated.default") < order.index("aten.mul_.Tensor")
     else:
         assert count(graph, "own_linear") == 2
-    # Layers that no product does stay what they are.
-    plain = graph_of(between)
+
+
+def test_layers_that_no_product_does_and_few_panels_stay_what_they_are(
+    own: Product, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = graph_of(fused)
     gates.join_gates(plain, layers(None))
     assert count(plain, "own_gated") == 0
+    for more, joined in ((1, 0), (0, 1)):
+        threads = INNER // own.panel // gates.PANELS_EACH + more
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        gates.join_gates(plain, layers(own))
+        assert count(plain, "own_gated") == joined
+
+
+def test_a_block_that_comes_out_of_a_forward_keeps_its_name(own: Product) -> None:
+    class Bare(Traced):
+        """Nothing behind the block."""
+
+        def forward(self, given: Tensor) -> Tensor:
+            both = torch.ops.outrider.own_linear(given, 0, 2 * INNER)
+            return torch.ops.outrider.own_linear(fused(both), 1, 16)
+
+    rows = torch.zeros(1, 5, 16, dtype=torch.bfloat16)
+    graph = torch.export.export(Bare(fused), (rows,)).graph
+    gates.join_gates(graph, layers(own))
+    assert count(graph, "own_gated") == 0 and count(graph, "own_linear") == 2
 
 
 @pytest.mark.parametrize("act", range(len(ACTS)))

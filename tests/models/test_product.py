@@ -159,8 +159,8 @@ def test_a_row_over_panels_has_the_same_bits_among_any_number(panelled: Product,
 def test_memory_that_is_out_for_rows_is_told(panelled: Product, tmp_path: Path):
     if torch.cpu.get_capabilities()["avx512_bf16"] and "-DOUTRIDER_NO_PAIRS" not in module.FLAGS:
         pytest.skip("pairs of bfloat16 numbers are multiplied as they are here")
-    made = "if (kept.size() < needed)"
-    own = Product(variant(tmp_path, (made, f"if (needed > 700000) throw std::bad_alloc(); {made}")))
+    made = "if (num_kept < bytes + LINE) {"
+    own = Product(variant(tmp_path, (made, f"if (bytes > 2800000) return nullptr; {made}")))
     weight, inputs = torch.randn(33, 9000).bfloat16(), torch.randn(90, 9000).bfloat16()
     panels = own.laid_out(weight)
     assert torch.equal(
