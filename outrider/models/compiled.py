@@ -113,8 +113,9 @@ def _gated(inputs: Tensor, gates: int, down: int, act: int, out_features: int) -
     return _product(inputs, out_features).zero_()
 
 
-def _product(inputs: Tensor, *of: int) -> Tensor:
-    return inputs.new_empty(*inputs.shape[:-1], of[-1])
+def _product(inputs: Tensor, *given: int) -> Tensor:
+    """Rows of as many numbers as an operator's last argument says."""
+    return inputs.new_empty(*inputs.shape[:-1], given[-1])
 
 
 for _name, _body, _shape in (

@@ -5,8 +5,6 @@
 // which for some rows takes longer than their arithmetic. The order of a sum depends on how many
 // threads there are, and not on how many rows.
 
-#include <cstring>
-
 #include "panels.h"
 
 #if defined(OUTRIDER_VECTORS)
@@ -100,35 +98,23 @@ extern "C" int outrider_gated_panels(const Bfloat16* x, const Bfloat16* gates,
 #pragma omp parallel num_threads(threads) if (threads > 1)
   for (long at = 0; at < rows; at += MANY_ROWS) {
     const long some = smaller(rows - at, MANY_ROWS);
-    const Bfloat16* here = x + at * width;
-    if (unready(some)) {
-#pragma omp for schedule(static)
-      for (long tile = 0; tile < unready(some); tile++)
-        ready_tile(here, (Ready*)kept, some, width, tile);
-    }
+    const Ready* here = ready_together(x + at * width, (Ready*)kept, some, width);
 #pragma omp for schedule(static)
     for (int t = 0; t < threads; t++) {
       const long from = own.first(t, threads), upto = own.first(t + 1, threads);
-      Bfloat16* made = between_of(t);
-      own.make(readied(here, (Ready*)kept), made, some, from, upto);
-      for (long tile = 0; tile < unready(some); tile++)
-        ready_tile(made, again_of(t), some, (upto - from) * PANEL, tile);
-      own.sum(readied(made, again_of(t)), sums_of(t), some, from, upto);
+      own.make(here, between_of(t), some, from, upto);
+      const Ready* made = ready(between_of(t), again_of(t), some, (upto - from) * PANEL);
+      own.sum(made, sums_of(t), some, from, upto);
     }
 #pragma omp for schedule(static)
     for (long q = 0; q < outs / PANEL; q++) {
-      const long left = smaller(count - q * PANEL, PANEL);
-      alignas(LINE) Bfloat16 bias[PANEL] = {}, found[PANEL];
-      if (down_bias) std::memcpy(bias, down_bias + q * PANEL, left * sizeof(Bfloat16));
-      for (long r = 0; r < some; r++) {
-        for (int o = 0; o < PANEL; o += LANES) {
-          Vector total = vectors::load(bias + o);
-          for (int t = 0; t < threads; t++)
-            total += vectors::load(sums_of(t) + (q * some + r) * PANEL + o);
-          vectors::store(found + o, total);
-        }
-        std::memcpy(y + (at + r) * count + q * PANEL, found, left * sizeof(Bfloat16));
-      }
+      const long begin = q * some * PANEL;
+      float* const all = sums_of(0) + begin;
+      for (int t = 1; t < threads; t++)
+        for (long i = 0; i < some * PANEL; i += LANES)
+          vectors::store(all + i, vectors::load(all + i) + vectors::load(sums_of(t) + begin + i));
+      put(all, down_bias ? down_bias + q * PANEL : nullptr, y + at * count + q * PANEL, some, count,
+          smaller(count - q * PANEL, PANEL));
     }
   }
   return 0;

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import getitem
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
 
 from outrider.models.packing import OwnLinear, PackedLinear
-from outrider.models.product import ACTIVATIONS, ACTS
+from outrider.models.product import ACTIVATIONS, GELU_TANH, SILU, Product
 
 PANELS_EACH = 8
 """Panels of inner numbers that each thread has at least of a block that is one call."""
@@ -27,27 +27,26 @@ _HALVES = {
 }
 
 
-def are_gated(gates: OwnLinear, down: OwnLinear) -> bool:
-    """Whether a product of Outrider's own does the block of two layers."""
-    return (
-        isinstance(gates, PackedLinear)
-        and isinstance(down, PackedLinear)
-        and gates.product is not None
-        and gates.product is down.product
-        and gates.out_features == 2 * down.in_features
-        and gates.product.gates(down.in_features)
-    )
+def product_of(gates: OwnLinear, down: OwnLinear) -> Product | None:
+    """The product that does the block of two layers; None without."""
+    if not (isinstance(gates, PackedLinear) and isinstance(down, PackedLinear)):
+        return None
+    product, inner = gates.product, down.in_features
+    fits = gates.out_features == 2 * inner and down.product is product
+    return product if product is not None and fits and product.gates(inner) else None
 
 
 def gated(gates: OwnLinear, down: OwnLinear, inputs: Tensor, act: int) -> Tensor:
-    """`down(act(gate) * up)`, where `gates` gives gate and up side by side; `act` counts `ACTS`."""
-    if are_gated(gates, down):
-        assert isinstance(gates, PackedLinear) and isinstance(down, PackedLinear)
-        product = gates.product
-        if product is not None and product.takes_panels(inputs, gates.in_features):
-            return product.gated(inputs, gates.panels, down.panels, ACTS[act])
+    """`down(act(gate) * up)`, where `gates` gives gate and up side by side.
+
+    `act` says which of `ACTIVATIONS` is the gate's.
+    """
+    product = product_of(gates, down)
+    if product is not None and product.takes_panels(inputs, gates.in_features):
+        first, second = cast(PackedLinear, gates), cast(PackedLinear, down)
+        return product.gated(inputs, first.panels, second.panels, act)
     gate, up = gates(inputs).chunk(2, -1)
-    return down(ACTIVATIONS[ACTS[act]](gate) * up)
+    return down(ACTIVATIONS[act](gate) * up)
 
 
 def join_gates(graph: fx.Graph, linears: Sequence[OwnLinear]) -> None:
@@ -57,7 +56,7 @@ def join_gates(graph: fx.Graph, linears: Sequence[OwnLinear]) -> None:
     sums many beside the weights.
     """
     one, whole = torch.ops.outrider.own_linear.default, torch.ops.outrider.own_gated.default
-    joined = False
+    least, joined = PANELS_EACH * torch.get_num_threads(), False
     for node in list(graph.nodes):
         if node.target is not one:
             continue
@@ -67,7 +66,8 @@ def join_gates(graph: fx.Graph, linears: Sequence[OwnLinear]) -> None:
             continue
         first, act = found
         inputs, gates, _ = _args(first)
-        if not (are_gated(linears[gates], linears[down]) and _shares_well(linears[down])):
+        product = product_of(linears[gates], linears[down])
+        if product is None or linears[down].in_features < least * product.panel:
             continue
         if any(user.op == "output" for user in node.users):
             # Its name is in the program's signature.
@@ -81,12 +81,6 @@ def join_gates(graph: fx.Graph, linears: Sequence[OwnLinear]) -> None:
         joined = True
     if joined:
         graph.eliminate_dead_code()
-
-
-def _shares_well(down: OwnLinear) -> bool:
-    """Whether each thread has panels enough."""
-    assert isinstance(down, PackedLinear) and down.product is not None
-    return down.in_features >= PANELS_EACH * down.product.panel * torch.get_num_threads()
 
 
 def _gates_of(between: fx.Node) -> tuple[fx.Node, int] | None:
@@ -108,13 +102,13 @@ def _args(node: fx.Node) -> Any:
 
 
 def _act_of(node: Any) -> int | None:
-    """Which of `ACTS` a node is."""
+    """Which of `ACTIVATIONS` a node is."""
     if not isinstance(node, fx.Node):
         return None
     if node.target is torch.ops.aten.silu.default:
-        return ACTS.index("silu")
+        return SILU
     tanh = node.kwargs.get("approximate") == "tanh"
-    return ACTS.index("gelu_tanh") if node.target is torch.ops.aten.gelu.default and tanh else None
+    return GELU_TANH if node.target is torch.ops.aten.gelu.default and tanh else None
 
 
 def _half_of(node: fx.Node) -> tuple[fx.Node | None, int]:
@@ -123,7 +117,7 @@ def _half_of(node: fx.Node) -> tuple[fx.Node | None, int]:
     if node.target is not getitem or len(node.users) != 1:
         return nobody
     split, which = _args(node)
-    if split.target not in _HALVES or len(split.users) != 2:
+    if split.target not in _HALVES:
         return nobody
     source = _args(split)[0]
     if len(source.users) != 1:

@@ -9,8 +9,6 @@
 #include <immintrin.h>
 #endif
 
-#include <cstring>
-
 #include "panels.h"
 
 #if defined(__AVX512F__)
@@ -127,22 +125,6 @@ extern "C" int outrider_product(const float* x, const float* w, const float* bia
 #if defined(OUTRIDER_VECTORS)
 using namespace panels;
 
-// y = sums + bias for the outputs that a panel has of them all.
-template <typename Out>
-static void put(const float* sums, const Bfloat16* bias, Out* y, long rows, long count,
-                long outputs) {
-  alignas(LINE) Bfloat16 added[PANEL] = {};
-  if (bias) std::memcpy(added, bias, outputs * sizeof(Bfloat16));
-  for (long r = 0; r < rows; r++) {
-    Out found[PANEL];
-    Out* to = outputs == PANEL ? y + r * count : found;
-#pragma GCC unroll 64
-    for (int o = 0; o < PANEL; o += panels::LANES)
-      vectors::store(to + o, vectors::load(sums + r * PANEL + o) + vectors::load(added + o));
-    if (to == found) std::memcpy(y + r * count, found, outputs * sizeof(Out));
-  }
-}
-
 // x [rows, width], w in panels, bias [count] or null, y [rows, count]; all without gaps. 0, or 1
 // where memory is out.
 template <typename Out>
@@ -154,16 +136,12 @@ static int over_panels(const Bfloat16* x, const Bfloat16* w, const Bfloat16* bia
 #pragma omp parallel num_threads(threads) if (threads > 1)
   for (long from = 0; from < rows; from += MANY_ROWS) {
     const long some = smaller(rows - from, MANY_ROWS);
-    const Bfloat16* own = x + from * width;
-    if (unready(some)) {
-#pragma omp for schedule(static)
-      for (long tile = 0; tile < unready(some); tile++) ready_tile(own, numbers, some, width, tile);
-    }
+    const Ready* own = ready_together(x + from * width, numbers, some, width);
 #pragma omp for schedule(static)
     for (long p = 0; p < all; p++) {
       alignas(LINE) float sums[MANY_ROWS * PANEL];
       const Bfloat16* panel = w + p * size(width);
-      add_up(readied(own, numbers), panel, sums, some, width, panel + size(width));
+      add_up(own, panel, sums, some, width, panel + size(width));
       put(sums, bias ? bias + p * PANEL : nullptr, y + from * count + p * PANEL, some, count,
           smaller(count - p * PANEL, PANEL));
     }

@@ -3,9 +3,10 @@
 torch's products of few rows read a float32 weight in one stream or several times over, and oneDNN's
 of a packed bfloat16 one reach half of what memory gives; without instructions for bfloat16 there is
 no packed one, and torch's own takes ten times as long and more. These read a weight once: float32
-where it lies, in several streams, bfloat16 laid out in panels (`product.cpp`). What a row becomes
-does not depend, to the bit, on how many rows there are. They are compiled beside compiled forwards,
-and like them read from the user's own folder alone; `attention.cpp` goes along.
+where it lies, in several streams, bfloat16 laid out in panels (`product.cpp`), of whole gated
+blocks too (`gated.cpp`). What a row becomes does not depend, to the bit, on how many rows there
+are. They are compiled beside compiled forwards, and like them read from the user's own folder
+alone; `attention.cpp` goes along.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 SOURCES = tuple(
     Path(__file__).with_name(name)
     for name in (
-        *("product.cpp", "gated.cpp", "panels.h", "vectors.h"),
-        *("attention.cpp", "attention.h"),
+        *("product.cpp", "panels.cpp", "gated.cpp", "attention.cpp"),
+        *("panels.h", "vectors.h", "attention.h"),
     )
 )
 LIBRARY = "product.so"
@@ -64,13 +65,12 @@ ALONE = 1 << 15
 """Numbers in a weight up to which one thread is as fast as several."""
 
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": nn.functional.silu,
-    "gelu_tanh": partial(nn.functional.gelu, approximate="tanh"),
-}
-"""What a gated block may do with its gate, by name; gated.cpp has them in this order."""
-ACTS = tuple(ACTIVATIONS)
-_TWO_INTS = ctypes.c_int, ctypes.c_int
+ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (
+    nn.functional.silu,
+    partial(nn.functional.gelu, approximate="tanh"),
+)
+"""What a gated block may do with its gate; gated.cpp has them in this order."""
+SILU, GELU_TANH = range(len(ACTIVATIONS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,8 @@ class Product:
         self._run_panels = _declared(loaded.outrider_panels) if self.has_panels else None
         self._run_gated: Any = loaded.outrider_gated_panels if self.has_panels else None
         if self.has_panels:
-            self._run_gated.argtypes = [*[ctypes.c_void_p] * 6, *[ctypes.c_long] * 4, *_TWO_INTS]
+            kinds = ((ctypes.c_void_p, 6), (ctypes.c_long, 4), (ctypes.c_int, 2))
+            self._run_gated.argtypes = [kind for kind, count in kinds for _ in range(count)]
         self.panel = ctypes.c_long.in_dll(loaded, "outrider_panel").value if self.has_panels else 1
         self.run_attention: Any = getattr(loaded, "outrider_attend", None)
         if self.run_attention is not None:
@@ -198,9 +199,17 @@ class Product:
         self, panels: Int32[Tensor, "P J L"], bias: Tensor | None, count: int, width: int
     ) -> Direct:
         """The same of `over_panels`, of a layer that `lays_out`."""
-        run, alone = _address(self._run_panels), count * width <= ALONE
-        size = width, count, sys.maxsize, alone, _address(self._run_gated)
-        return Direct(run, panels, _detached(bias), torch.bfloat16, *size)
+        return Direct(
+            run=_address(self._run_panels),
+            weight=panels,
+            bias=_detached(bias),
+            dtype=torch.bfloat16,
+            width=width,
+            count=count,
+            most_rows=sys.maxsize,
+            alone=count * width <= ALONE,
+            run_gated=_address(self._run_gated),
+        )
 
     def laid_out(self, weight: BFloat16[Tensor, "O I"]) -> Int32[Tensor, "P J L"]:
         """The weight in panels of L outputs, two inputs in a number; zeros where there is none."""
@@ -261,13 +270,13 @@ class Product:
         return self.has_panels and inner % self.panel == 0
 
     def gated(
-        self, inputs: BFloat16[Tensor, "... I"], gates: Panels, down: Panels, act: str
+        self, inputs: BFloat16[Tensor, "... I"], gates: Panels, down: Panels, act: int
     ) -> BFloat16[Tensor, "... O"]:
         """`down(act(gate) * up)` of inputs that `takes_panels`, where it `gates` as many numbers.
 
-        `gates` gives gate and up side by side, `act` is one of `ACTS`. What lies between is rounded
-        when gate and up are one. The bits of a row depend on how many threads there are, and not on
-        the rows beside it.
+        `gates` gives gate and up side by side, `act` says which of `ACTIVATIONS` is the gate's.
+        What lies between is rounded when gate and up are one. The bits of a row depend on how many
+        threads there are, and not on the rows beside it.
 
         Raises:
             OutOfMemory: there is none for what lies between.
@@ -279,7 +288,7 @@ class Product:
         return out
 
     def _compute_gated(
-        self, out: Tensor, inputs: Tensor, gates: Panels, down: Panels, act: str
+        self, out: Tensor, inputs: Tensor, gates: Panels, down: Panels, act: int
     ) -> int:
         """Fills `out`; 0, or 1 where memory is out."""
         inputs = inputs.contiguous()
@@ -288,7 +297,7 @@ class Product:
         return self._run_gated(
             *(None if one is None else one.data_ptr() for one in tensors),
             *(inputs.numel() // width, width, gates.count // 2, down.count),
-            ACTS.index(act),
+            act,
             torch.get_num_threads() if gates.count * width > ALONE else 1,
         )
 
@@ -335,7 +344,7 @@ class Product:
             first = Panels(self.laid_out(gates), gates_bias, 2 * inner)
             second = Panels(self.laid_out(down), down_bias, count)
             both = nn.functional.linear(inputs.double(), gates.double(), gates_bias.double())
-            for act, body in ACTIVATIONS.items():
+            for act, body in enumerate(ACTIVATIONS):
                 between = body(both[:, :inner]) * both[:, inner:]
                 wanted = nn.functional.linear(between, down.double(), down_bias.double())
                 for rows in (*range(1, 16), len(inputs)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from outrider.models import compiled as compiling
 from outrider.models import gates
 from outrider.models.hf import HuggingFaceTarget
 from outrider.models.packing import PackedLinear
-from outrider.models.product import ACTIVATIONS, ACTS, Panels, Product, product
+from outrider.models.product import ACTIVATIONS, GELU_TANH, SILU, Panels, Product, product
 from tests.models.families import FAMILIES, Family, one_thread, with_weights
 from tests.models.variants import refuse, variant
 
@@ -50,19 +50,34 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 class Block:
     """A gated block of random weights, laid out for a product, and as it should be."""
 
-    def __init__(self, own: Product, width: int, inner: int, count: int, *, bias: bool) -> None:
+    def __init__(
+        self,
+        own: Product,
+        width: int,
+        inner: int,
+        count: int,
+        *,
+        bias: bool = False,
+        cancels: bool = False,
+    ) -> None:
         draw = torch.Generator().manual_seed(width)
         shapes = (2 * inner, width), (2 * inner,), (count, inner), (count,)
         gates, gates_bias, down, down_bias = (
             torch.randn(*shape, generator=draw).bfloat16() for shape in shapes
         )
+        if cancels:
+            # Its second half takes back what the first gives: what comes out is what sums lose on
+            # their way, in one order this and in another that.
+            for part in (*gates.chunk(2), *gates_bias.chunk(2)):
+                part[inner // 2 :] = part[: inner // 2]
+            down[:, inner // 2 :] = -down[:, : inner // 2]
         self.weights = gates, gates_bias if bias else None, down, down_bias if bias else None
         self.inner = inner
         self.gates = Panels(own.laid_out(gates), self.weights[1], 2 * inner)
         self.down = Panels(own.laid_out(down), self.weights[3], count)
         self.inputs = torch.randn(200, width, generator=draw).bfloat16() / width**0.5
 
-    def wanted(self, act: str) -> tuple[Tensor, Tensor]:
+    def wanted(self, act: int) -> tuple[Tensor, Tensor]:
         """What comes out, and how far off what is rounded in the middle and in the end may be."""
         gates, gates_bias, down, down_bias = (
             None if one is None else one.double() for one in self.weights
@@ -76,14 +91,14 @@ class Block:
 
 
 @pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("act", [SILU, GELU_TANH])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(
     ("width", "inner", "count"),
     [(1, 32, 1), (37, 64, 61), (600, 32, 61), (300, 1120, 200), (130, 9024, 33)],
 )
 def test_a_block_is_its_parts(
-    own: Product, width: int, inner: int, count: int, bias: bool, act: str
+    own: Product, width: int, inner: int, count: int, bias: bool, act: int
 ) -> None:
     """Any number of rows, panels that threads share unevenly, and fewer panels than threads."""
     block = Block(own, width, inner, count, bias=bias)
@@ -103,39 +118,39 @@ def test_far_gates(own: Product) -> None:
     bias = torch.cat((torch.zeros(inner), torch.ones(inner))).bfloat16()
     down = torch.eye(inner).bfloat16()
     blocks = Panels(own.laid_out(gates), bias, 2 * inner), Panels(own.laid_out(down), None, inner)
-    for act, body in ACTIVATIONS.items():
-        if act == "gelu_tanh":
+    for act, body in enumerate(ACTIVATIONS):
+        if act == GELU_TANH:
             far = far.clamp(-1e4, 1e4)  # cubes of larger ones are not finite
         found = own.gated(torch.diag(far).bfloat16(), *blocks, act)
         wanted = body(far.bfloat16().double())
         assert torch.allclose(found.diag().double(), wanted, rtol=1e-2, atol=1e-6), act
-    nothing = own.gated(torch.full((1, width), float("nan")).bfloat16(), *blocks, "silu")
+    nothing = own.gated(torch.full((1, width), float("nan")).bfloat16(), *blocks, SILU)
     assert nothing.isnan().all()
 
 
 def kept(own: Product, block: Block) -> bool:
     """Whether rows have the same bits among any number of others."""
-    by = [own.gated(row[None], block.gates, block.down, "silu") for row in block.inputs]
+    by = [own.gated(row[None], block.gates, block.down, SILU) for row in block.inputs]
     alone = torch.cat(by)
     return all(
-        torch.equal(own.gated(block.inputs[:rows], block.gates, block.down, "silu"), alone[:rows])
+        torch.equal(own.gated(block.inputs[:rows], block.gates, block.down, SILU), alone[:rows])
         for rows in (2, 4, 5, 8, 14, 15, 28, 29, 96, 97, 200)
     )
 
 
-def test_a_row_has_the_same_bits_among_any_number(own: Product, tmp_path: Path) -> None:
-    block = Block(own, 300, 1056, 200, bias=True)
-    assert kept(own, block)
-    # The negative control: right numbers, but several rows' parts are added from the end.
-    right = "vectors::load(sums_of(t) + (q"
-    wrong = "vectors::load(sums_of(some > 1 ? threads - 1 - t : t) + (q"
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        assert kept(own, block)
-        assert not kept(Product(variant(tmp_path, (right, wrong))), block)
-    finally:
-        torch.set_num_threads(before)
+@pytest.mark.usefixtures("threads")
+def test_a_row_has_the_same_bits_among_any_number(own: Product) -> None:
+    assert kept(own, Block(own, 300, 1056, 200, bias=True))
+    assert kept(own, Block(own, 300, 1056, 200, cancels=True))
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("threads", [3], indirect=True)
+def test_parts_that_are_added_from_the_end_are_seen(own: Product, tmp_path: Path) -> None:
+    """The negative control: right numbers, in another order where there are several rows."""
+    right, wrong = "sums_of(t) + begin", "sums_of(some > 1 ? threads - t : t) + begin"
+    block = Block(own, 300, 1056, 200, cancels=True)
+    assert not kept(Product(variant(tmp_path, (right, wrong))), block)
 
 
 @pytest.mark.usefixtures("own")
@@ -144,7 +159,7 @@ def test_a_row_has_the_same_bits_among_any_number(own: Product, tmp_path: Path) 
     [
         ("return gate * sigmoid(x) * up;", "return gate * sigmoid(gate) * up;"),
         ("vectors::load(gates_bias + inner + p", "vectors::load(gates_bias + p"),
-        ("if (down_bias) std::memcpy", "if (!bias) std::memcpy"),
+        ("down_bias ? down_bias + q * PANEL : nullptr", "nullptr"),
         ("for (long at = 0; at < rows; at += MANY_ROWS) {",
          "for (long at = 0; at < rows; at += rows) {"),
     ],
@@ -156,38 +171,41 @@ def test_blocks_that_compute_something_else_are_refused(
     refuse(tmp_path, change)
 
 
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("threads", [3], indirect=True)
 def test_no_more_threads_than_panels(own: Product, tmp_path: Path) -> None:
     """The negative control: a thread without a panel leaves its sums as they lie in memory."""
-    block, other = (Block(own, 600, num * own.panel, 61, bias=False) for num in (1, 3))
-    wanted, bound = block.wanted("silu")
+    block, other = (Block(own, 600, num * own.panel, 61) for num in (1, 3))
+    wanted, bound = block.wanted(SILU)
     clamp = "if (threads > own.panels()) threads = own.panels();"
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        for by, right in ((own, True), (Product(variant(tmp_path, (clamp, ""))), False)):
-            # What lies there are another block's, of rows that are no numbers.
-            noise = torch.full((200, 600), float("nan")).bfloat16()
-            by.gated(noise, other.gates, other.down, "silu")
-            found = by.gated(block.inputs, block.gates, block.down, "silu")
-            assert bool(((found - wanted).abs() <= bound).all()) is right
-    finally:
-        torch.set_num_threads(before)
+    for by, right in ((own, True), (Product(variant(tmp_path, (clamp, ""))), False)):
+        # What lies there are another block's, of rows that are no numbers.
+        noise = torch.full((200, 600), float("nan")).bfloat16()
+        by.gated(noise, other.gates, other.down, SILU)
+        found = by.gated(block.inputs, block.gates, block.down, SILU)
+        assert bool(((found - wanted).abs() <= bound).all()) is right
 
 
 def test_memory_that_is_out_between_is_told(own: Product, tmp_path: Path) -> None:
     made = "if (num_kept < bytes + LINE) {"
     full = Product(variant(tmp_path, (made, f"if (bytes > 1 << 20) return nullptr; {made}")))
-    block = Block(own, 37, 9024, 61, bias=False)
-    few = full.gated(block.inputs[:3], block.gates, block.down, "silu")
-    assert torch.equal(few, own.gated(block.inputs[:3], block.gates, block.down, "silu"))
+    block = Block(own, 37, 9024, 61)
+    few = full.gated(block.inputs[:3], block.gates, block.down, SILU)
+    assert torch.equal(few, own.gated(block.inputs[:3], block.gates, block.down, SILU))
     with pytest.raises(OutOfMemory, match="rows of 9024 numbers"):
-        full.gated(block.inputs, block.gates, block.down, "silu")
+        full.gated(block.inputs, block.gates, block.down, SILU)
+
+
+Between = Callable[[Tensor], Sequence[Tensor]]
 
 
 class Traced(nn.Module):
-    """One block as a family may write it; its layers are called as packages call them."""
+    """One block as a family may write it; its layers are called as packages call them.
 
-    def __init__(self, between: Callable[[Tensor], Tensor]) -> None:
+    `between` gives what the second layer reads, and what is read beside.
+    """
+
+    def __init__(self, between: Between) -> None:
         super().__init__()
         self._between = between
 
@@ -195,32 +213,41 @@ class Traced(nn.Module):
         x = given + 1
         both = torch.ops.outrider.own_linear(x, 0, 2 * INNER)
         x.mul_(2)
-        return torch.ops.outrider.own_linear(self._between(both), 1, 16) + x
+        between, *others = self._between(both)
+        out = torch.ops.outrider.own_linear(between, 1, 16) + x
+        return out + sum(other.sum(-1, keepdim=True) for other in others)
 
 
 silu, gelu = nn.functional.silu, nn.functional.gelu
 
 
-def halves(of: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    return lambda both: of(*both.chunk(2, -1))
+def halves(of: Callable[[Tensor, Tensor], Tensor]) -> Between:
+    return lambda both: (of(*both.chunk(2, -1)),)
 
 
-def fused(both: Tensor) -> Tensor:
+def fused(both: Tensor) -> tuple[Tensor]:
     gate, up = both.split([INNER, INNER], -1)
-    return silu(gate) * up
+    return (silu(gate) * up,)
 
 
-def unequal(both: Tensor) -> Tensor:
+def unequal(both: Tensor) -> tuple[Tensor]:
     gate, up, _ = both.split([INNER - 16, INNER - 16, 32], -1)
-    return torch.cat((silu(gate) * up, up[..., :16]), -1)
+    return (silu(gate) * up,)
 
 
-def read_twice(both: Tensor) -> Tensor:
-    gate, up = both.chunk(2, -1)
-    return silu(gate) * up + gate
+def read_beside(which: int) -> Between:
+    """A part that somebody else reads too."""
+
+    def between(both: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = both.chunk(2, -1)
+        acted = silu(gate)
+        product = acted * up
+        return product, (both, gate, up, acted, product)[which]
+
+    return between
 
 
-def graph_of(between: Callable[[Tensor], Tensor]) -> fx.Graph:
+def graph_of(between: Between) -> fx.Graph:
     rows = torch.zeros(1, 5, 16, dtype=torch.bfloat16)
     shapes = ({1: torch.export.Dim("rows", min=1, max=64)},)
     return torch.export.export(Traced(between), (rows,), dynamic_shapes=shapes).graph
@@ -243,23 +270,22 @@ def count(graph: fx.Graph, name: str) -> int:
 @pytest.mark.parametrize(
     ("between", "act"),
     [
-        (fused, 0),
-        (halves(lambda g, u: u * silu(g)), 0),
-        (halves(lambda g, u: gelu(g, approximate="tanh") * u), 1),
+        (fused, SILU),
+        (halves(lambda g, u: u * silu(g)), SILU),
+        (halves(lambda g, u: gelu(g, approximate="tanh") * u), GELU_TANH),
         (halves(lambda g, u: gelu(g) * u), None),
         (halves(lambda g, u: silu(u) * g), None),
         (halves(lambda g, u: silu(g) * g * u), None),
         (halves(lambda g, u: silu(g) + u), None),
         (halves(lambda g, u: silu(g) * torch.relu(u)), None),
         (halves(lambda g, u: silu(g) * 2), None),
-        (lambda both: torch.cat([fused(both), fused(both)], 1)[:, : both.shape[1]], None),
+        (halves(lambda g, u: silu(g) * u + g), None),
+        (lambda both: fused(torch.relu(both)), None),
         (unequal, None),
-        (read_twice, None),
+        *((read_beside(which), None) for which in range(5)),
     ],
 )  # fmt: skip
-def test_blocks_are_found_and_nothing_else(
-    own: Product, between: Callable[[Tensor], Tensor], act: int | None
-) -> None:
+def test_blocks_are_found_and_nothing_else(own: Product, between: Between, act: int | None) -> None:
     graph = graph_of(between)
     gates.join_gates(graph, layers(own))
     found = [n for n in graph.nodes if n.target is torch.ops.outrider.own_gated.default]
@@ -293,7 +319,7 @@ def test_a_block_that_comes_out_of_a_forward_keeps_its_name(own: Product) -> Non
 
         def forward(self, given: Tensor) -> Tensor:
             both = torch.ops.outrider.own_linear(given, 0, 2 * INNER)
-            return torch.ops.outrider.own_linear(fused(both), 1, 16)
+            return torch.ops.outrider.own_linear(fused(both)[0], 1, 16)
 
     rows = torch.zeros(1, 5, 16, dtype=torch.bfloat16)
     graph = torch.export.export(Bare(fused), (rows,)).graph
@@ -301,22 +327,35 @@ def test_a_block_that_comes_out_of_a_forward_keeps_its_name(own: Product) -> Non
     assert count(graph, "own_gated") == 0 and count(graph, "own_linear") == 2
 
 
-@pytest.mark.parametrize("act", range(len(ACTS)))
+@pytest.mark.parametrize("act", [SILU, GELU_TANH])
 def test_layers_that_are_laid_out_otherwise_are_computed_apart(own: Product, act: int) -> None:
     first, second = layers(own)
     inputs = torch.randn(1, 3, 16).bfloat16()
     whole = gates.gated(first, second, inputs, act)
-    assert torch.equal(whole, own.gated(inputs, first.panels, second.panels, ACTS[act])), (
-        "the bits of the product"
-    )
+    assert gates.gated(first, second, inputs.clone().requires_grad_(), act).requires_grad
+    due = own.gated(inputs, first.panels, second.panels, act)
+    assert torch.equal(whole, due), "the bits of the product"
     for other in ((None, None), (own, None), (None, own)):
         for layer, product_ in zip((first, second), other, strict=True):
             layer.lay_out(product_)
-        assert not gates.are_gated(first, second)
+        assert gates.product_of(first, second) is None
         apart = gates.gated(first, second, inputs, act)
         gate, up = first(inputs).chunk(2, -1)
-        assert torch.equal(apart, second(ACTIVATIONS[ACTS[act]](gate) * up))
+        assert torch.equal(apart, second(ACTIVATIONS[act](gate) * up))
         assert (apart - whole).abs().max() < 0.02 * whole.abs().max()
+
+
+def test_layers_of_other_sizes_are_no_block(own: Product) -> None:
+    def of(outputs: int, inner: int) -> bool:
+        made = [
+            PackedLinear(torch.randn(*s).bfloat16(), None) for s in ((outputs, 16), (16, inner))
+        ]
+        for layer in made:
+            layer.lay_out(own)
+        return gates.product_of(*made) is own
+
+    odd = INNER + own.panel // 2
+    assert of(2 * INNER, INNER) and not of(3 * INNER, INNER) and not of(2 * odd, odd)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "phi3", "glm"])

@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 SOURCES = (
     *(Path(__file__).with_name(name) for name in ("device.cpp", "rows.cpp", "rows.h")),
-    *(Path(__file__).parent.with_name(n) for n in ("product.cpp", "panels.h", "vectors.h")),
+    *(
+        Path(__file__).parent.with_name(name)
+        for name in ("product.cpp", "panels.cpp", "panels.h", "vectors.h")
+    ),
 )
 LIBRARY = "device.so"
 GGML = ("0.25.3",)
