@@ -38,6 +38,7 @@ class Wealth:
         self.names = tuple(names)
         self._stakes_L = np.asarray(stakes)
         self._log_FL = np.zeros((len(self.names), len(stakes)))
+        self._peak_FL = self._log_FL
         self._path: list[FloatArray] = []
         self.most = 1.0
 
@@ -52,6 +53,8 @@ class Wealth:
         # Mid-way looks count too: the bound is on the largest of all times.
         tops_N = np.logaddexp.reduce(logs_NFL.reshape(len(logs_NFL), -1), axis=1)
         means_N = np.exp(tops_N.clip(max=700.0)) / self._log_FL.size
+        if means_N.max() > self.most:
+            self._peak_FL = logs_NFL[tops_N.argmax()]
         self._path.append(np.maximum.accumulate(means_N).clip(min=self.most))
         self.most = float(self._path[-1][-1])
 
@@ -70,8 +73,11 @@ class Wealth:
 
     @property
     def logs(self) -> dict[str, float]:
-        """The log of each payoff's own accounts, a mean over stakes."""
-        per_F = np.logaddexp.reduce(self._log_FL, axis=1) - math.log(len(self._stakes_L))
+        """The log of each payoff's own accounts, a mean over stakes, when there was `most`.
+
+        What refuted the null is among those, whatever became of it afterwards.
+        """
+        per_F = np.logaddexp.reduce(self._peak_FL, axis=1) - math.log(len(self._stakes_L))
         return dict(zip(self.names, per_F.tolist(), strict=True))
 
 

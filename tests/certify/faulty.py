@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -36,16 +35,15 @@ class Engine:
     draft_VV: Row
     fault: str | None = None
     depth: int = DEPTH
+    chance: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+    """What an engine draws from that ignores seeds: chance of its own, the same in every test."""
 
     def __call__(self, prompts: Prompts, params: SamplingParams, seed: int) -> list[Made]:
         made: list[Made] = []
         for number, prompt in enumerate(prompts):
-            key: Any = [seed, number]
-            if self.fault == "seed ignored":
-                key = None
-            if self.fault == "one seed for all":
-                key = [0, number]
-            made.append(self._text(list(prompt), params, np.random.default_rng(key)))
+            key = [0 if self.fault == "one seed for all" else seed, number]
+            rng = self.chance if self.fault == "seed ignored" else np.random.default_rng(key)
+            made.append(self._text(list(prompt), params, rng))
         return made
 
     def _text(self, prompt: list[int], params: SamplingParams, rng: np.random.Generator) -> Made:

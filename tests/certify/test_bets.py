@@ -71,6 +71,14 @@ def test_a_named_alternative_is_found_sooner_than_by_any_look() -> None:
     assert named.logs["other"] > 3
 
 
+def test_what_refuted_is_told_of_when_it_did() -> None:
+    wealth = Wealth(["steady", "once"], RATIO_STAKES)
+    wealth.bet(np.array([[0.1, 50.0], [0.1, 50.0], *[[0.1, -0.9]] * 30]))
+    wealth.bet(np.array([[0.1, -0.9]] * 30))
+    assert (wealth.value < 50, wealth.most > 300) == (True, True)
+    assert wealth.logs["once"] > math.log(wealth.most) > wealth.logs["steady"]
+
+
 def test_intervals_hold_the_mean_at_all_times_and_shrink() -> None:
     missed, means = 0, Means("abc", ALPHA, 2000)
     for run in range(100):

@@ -277,3 +277,14 @@ def test_large_scores_of_few_bits_have_wide_ties() -> None:
         verdicts = {check.name: check.verdict for check in report.checks}
         assert verdicts["greedy"] == "lossless"
         assert (verdicts["logprobs"] == "lossless") is fine, told(report)
+
+
+def test_what_is_told_is_what_refuted_though_later_texts_are_right() -> None:
+    """A fault that comes and goes within a call: its account falls again before all are read."""
+
+    def generate(prompts: Prompts, params: SamplingParams, seed: int) -> list[Any]:
+        first = subject("row before").generate(prompts[:5], params, seed)
+        return [*first, *subject().generate(prompts, params, seed)[5:]]
+
+    report = certify(replace(subject(), generate=generate), PROMPTS, PARAMS, COARSE)
+    assert law_of_texts(report) == ("rule bias", "token from the row before"), told(report)
