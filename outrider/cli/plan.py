@@ -98,6 +98,7 @@ def plan(
     from outrider.control.plan import plan as run
     from outrider.control.record import Asked
     from outrider.decoding.rules import rule_named
+    from outrider.drafters.specs import DrafterSpec
 
     specs = options.words("drafters", drafters) or _drafters(model)
     search = Search(
@@ -112,6 +113,10 @@ def plan(
         raise InvalidConfig(
             f"drafters={','.join(specs)}: two of one kind cannot be loaded at once; plan for each"
         )
+    for spec in specs:
+        # By the name it was given; what is loaded is all of them as one.
+        if spec != "auto":
+            DrafterSpec.parse(spec)
     if num_prompts < 1:
         raise InvalidConfig(f"num-prompts={num_prompts}: at least 1 is due")
     for rule in search.rules:

@@ -19,7 +19,13 @@ static inline __m512bh pair_in_all_lanes(const Bfloat16* from, int numbers) {
   return (__m512bh)_mm512_set1_epi32(both);
 }
 
-static long tiles_of(long rows) { return (rows + TILE_ROWS - 1) / TILE_ROWS; }
+// Where rows lie multiples of so many numbers apart, what a tile reads of them at a time is all in one
+// set of a core's first cache, of eight ways, and a tile of more rows waits for them.
+constexpr long ALIASED = 2048, ALIASED_ROWS = 10;
+static long tiles_of(long rows, long width) {
+  const long most = width % ALIASED ? TILE_ROWS : ALIASED_ROWS;
+  return (rows + most - 1) / most;
+}
 
 // What is asked for: nothing; weights that are read soon, into the second cache; or a share of the
 // block that comes next, into that or the first.
@@ -80,7 +86,7 @@ const Ready* ready_together(const Bfloat16* x, Ready*, long, long) { return x; }
 
 void add_up(const Ready* x, const Bfloat16* w, float* sums, long rows, long width,
             const Bfloat16* after) {
-  long tiles = tiles_of(rows);
+  long tiles = tiles_of(rows, width);
   // A single tile reads from memory. Several compute from a cache, and memory would idle: each asks
   // for its share of the block that comes next. Two find time to have it in the second cache, more in
   // the first.

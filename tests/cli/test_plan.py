@@ -110,6 +110,7 @@ def test_missing_prompts_are_told_before_any_work(
         (("--batch", "x"), "such as 1,8"),
         (("--drafters", "none"), "looked at anyway"),
         (("--drafters", "draft:a,draft:b"), "two of one kind"),
+        (("--drafters", "draft,nobody"), "drafter='nobody'"),
         (("--drafters", "ngram,,suffix"), "set apart by commas"),
         (("--num-prompts", "0"), "num-prompts=0"),
         (("--depth", "0"), "depth=0"),
