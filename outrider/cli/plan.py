@@ -115,8 +115,7 @@ def plan(
         )
     for spec in specs:
         # By the name it was given; what is loaded is all of them as one.
-        if spec != "auto":
-            DrafterSpec.parse(spec)
+        DrafterSpec.parse_all(spec)
     if num_prompts < 1:
         raise InvalidConfig(f"num-prompts={num_prompts}: at least 1 is due")
     for rule in search.rules:

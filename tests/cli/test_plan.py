@@ -85,6 +85,13 @@ def test_the_table_and_the_advice(planned: Command, monkeypatch: pytest.MonkeyPa
     assert "vllm serve" in ran.out and "speculat" not in ran.out.partition("elsewhere:")[2]
 
 
+def test_drafters_that_guess_together_are_planned_for_as_one(planned: Command) -> None:
+    ran = planned("--drafters", "ngram+suffix", "--verify", "0", "--json")
+    assert ran.code == 0, ran.err
+    kinds = {one["candidate"]["drafter"] for one in json.loads(ran.out)["predictions"]}
+    assert kinds == {"none", "ngram+suffix"}
+
+
 def test_what_was_run_has_a_table_of_its_own(planned: Command) -> None:
     """Nothing is wider than a usual terminal, and each figure stands below its name."""
     lines = [line.rstrip() for line in planned().out.partition("\n\n")[0].splitlines()]
@@ -110,7 +117,8 @@ def test_missing_prompts_are_told_before_any_work(
         (("--batch", "x"), "such as 1,8"),
         (("--drafters", "none"), "looked at anyway"),
         (("--drafters", "draft:a,draft:b"), "two of one kind"),
-        (("--drafters", "draft,nobody"), "drafter='nobody'"),
+        (("--drafters", "draft,nobody"), "drafter='nobody' does"),
+        (("--drafters", "ngram+nobody"), "'nobody' in drafter='ngram+nobody'"),
         (("--drafters", "ngram,,suffix"), "set apart by commas"),
         (("--num-prompts", "0"), "num-prompts=0"),
         (("--depth", "0"), "depth=0"),
