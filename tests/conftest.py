@@ -1,7 +1,6 @@
-"""Every test runs with the package's shape contracts switched on, and with a chance of its own."""
+"""Every test runs with the package's shape contracts switched on."""
 
 import os
-import random
 import tempfile
 
 from tests import shapes
@@ -14,16 +13,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 shapes.install("outrider")
 
-import pytest  # noqa: E402
 import torch  # noqa: E402
 
 # Read when Triton is loaded: its interpreter runs kernels where no GPU can.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
-
-
-@pytest.fixture(autouse=True)
-def _chance(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draws without a seed, those of requests too, come the same in any order of tests."""
-    torch.manual_seed(0)
-    monkeypatch.setattr("outrider.noise.secrets.randbits", random.Random(0).getrandbits)

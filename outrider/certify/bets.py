@@ -38,7 +38,7 @@ class Wealth:
         self.names = tuple(names)
         self._stakes_L = np.asarray(stakes)
         self._log_FL = np.zeros((len(self.names), len(stakes)))
-        self._peak_FL = self._log_FL
+        self._peak_FL, self._top = self._log_FL, math.log(max(1, self._log_FL.size))
         self._path: list[FloatArray] = []
         self.most = 1.0
 
@@ -53,8 +53,8 @@ class Wealth:
         # Mid-way looks count too: the bound is on the largest of all times.
         tops_N = np.logaddexp.reduce(logs_NFL.reshape(len(logs_NFL), -1), axis=1)
         means_N = np.exp(tops_N.clip(max=700.0)) / self._log_FL.size
-        if means_N.max() > self.most:
-            self._peak_FL = logs_NFL[tops_N.argmax()]
+        if tops_N.max() > self._top:
+            self._peak_FL, self._top = logs_NFL[tops_N.argmax()], float(tops_N.max())
         self._path.append(np.maximum.accumulate(means_N).clip(min=self.most))
         self.most = float(self._path[-1][-1])
 

@@ -77,6 +77,11 @@ def test_what_refuted_is_told_of_when_it_did() -> None:
     wealth.bet(np.array([[0.1, -0.9]] * 30))
     assert (wealth.value < 50, wealth.most > 300) == (True, True)
     assert wealth.logs["once"] > math.log(wealth.most) > wealth.logs["steady"]
+    # Beyond what a number can hold, too, whoever grew to it last is the one.
+    wealth.bet(np.array([[0.1, 50.0]] * 400))
+    before = wealth.logs
+    wealth.bet(np.array([[50.0, 0.0]] * 600))
+    assert before["once"] > before["steady"] and wealth.logs["steady"] > wealth.logs["once"] > 700
 
 
 def test_intervals_hold_the_mean_at_all_times_and_shrink() -> None:

@@ -120,9 +120,7 @@ class Evidence:
         """Whose fault it looks like: the known one that fits best, if it refutes the law itself."""
         faults = {} if self._faults is None else self._faults.logs
         known = {name: log_e for name, log_e in faults.items() if name in self._known}
-        others = self._looks.logs
-        if faults.get(FORBIDDEN, 0.0) > 0:
-            others[FORBIDDEN] = faults[FORBIDDEN]
+        others = self._looks.logs | {name: faults[name] for name in faults if name not in known}
         name = max(known, key=lambda name: known[name], default="")
         other = max(others, key=lambda name: others[name])
         # A token that the law forbids refutes it at once, and says little about why.
