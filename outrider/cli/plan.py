@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +17,7 @@ from outrider.errors import EmptyPrompt, InvalidConfig
 
 if TYPE_CHECKING:
     from outrider.control.plan import Plan, Prediction, Verified
+    from outrider.drafters import DrafterSpec
     from outrider.interop.commands import Equivalent, Speculating
     from outrider.llm import LLM
 
@@ -98,11 +99,12 @@ def plan(
     from outrider.control.plan import plan as run
     from outrider.control.record import Asked
     from outrider.decoding.rules import rule_named
-    from outrider.drafters.specs import DrafterSpec
+    from outrider.drafters import DrafterSpec
 
     specs = options.words("drafters", drafters) or _drafters(model)
+    parts = [DrafterSpec.parse_all(spec) for spec in specs]
     search = Search(
-        drafters=tuple(spec.partition(":")[0] for spec in specs),
+        drafters=tuple("+".join(one.kind for one in several) for several in parts),
         depth=depth,
         widths=tuple(width for width in options.whole("widths", widths) if width != 1),
         batches=options.whole("batch", batch),
@@ -113,9 +115,6 @@ def plan(
         raise InvalidConfig(
             f"drafters={','.join(specs)}: two of one kind cannot be loaded at once; plan for each"
         )
-    for spec in specs:
-        # By the name it was given; what is loaded is all of them as one.
-        DrafterSpec.parse_all(spec)
     if num_prompts < 1:
         raise InvalidConfig(f"num-prompts={num_prompts}: at least 1 is due")
     for rule in search.rules:
@@ -136,7 +135,7 @@ def plan(
     with terminal.err().status("planning ...") as status:
         found = run(llm.requests, asked, search, lambda now: status.update(f"planning {now} ..."))
     best = found.best(search.batches[0])
-    how = _speculating(llm, model, dict(zip(search.drafters, specs, strict=True)), best)
+    how = _speculating(llm, model, dict(zip(search.drafters, parts, strict=True)), best)
     if save is not None:
         _save(save, how, best, found, rule=best.candidate.rule if rules else None)
     drawn = _draw(found, charts)
@@ -190,9 +189,10 @@ def _prompt(line: str, file: Path) -> str:
     return text
 
 
-def _speculating(llm: LLM, target: str, specs: dict[str, str], best: Prediction) -> Speculating:
+def _speculating(
+    llm: LLM, target: str, drafters: dict[str, tuple[DrafterSpec, ...]], best: Prediction
+) -> Speculating:
     """The best, as other engines are told; paths hold wherever a command is run."""
-    from outrider.drafters import DrafterSpec
     from outrider.interop.commands import Speculating
     from outrider.llm.load import draft_folder
 
@@ -200,12 +200,15 @@ def _speculating(llm: LLM, target: str, specs: dict[str, str], best: Prediction)
     model = str(file.resolve() if file.exists() else llm.tokenizer.folder)
     if kind.depth == 0:
         return Speculating(model, "none", 0, kind.rule, batch=kind.batch)
-    name, _, path = specs[kind.drafter].partition(":")
-    path = str(Path(path).resolve()) if path and Path(path).exists() else path or None
-    spec = name if path is None else f"{name}:{path}"
+    parts = [
+        replace(one, path=str(Path(one.path).resolve()))
+        if one.path and Path(one.path).exists()
+        else one
+        for one in drafters[kind.drafter]
+    ]
+    spec, path = "+".join(map(str, parts)), parts[0].path if len(parts) == 1 else None
     if spec == "draft":
-        (parsed,) = DrafterSpec.parse_all(spec)
-        path = str(draft_folder(parsed, "bundled"))
+        path = str(draft_folder(parts[0], "bundled"))
     trees = kind.trees
     return Speculating(
         model,

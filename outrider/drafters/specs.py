@@ -42,6 +42,11 @@ class DrafterSpec:
     path: str | None = None
     layers: int | None = None
 
+    def __str__(self) -> str:
+        """The spec string."""
+        given = self.layers if self.path is None else self.path
+        return self.kind if given is None else f"{self.kind}:{given}"
+
     @classmethod
     def parse(cls, spec: str) -> DrafterSpec:
         """Reads the spec string of one drafter.

@@ -7,6 +7,7 @@ import shlex
 from dataclasses import dataclass, replace
 from typing import Any
 
+from outrider.drafters import DrafterSpec
 from outrider.llm.options import METHODS, RULES
 
 ENGINES = ("vLLM", "SGLang", "llama.cpp")
@@ -42,8 +43,8 @@ class Speculating:
 
     @property
     def kind(self) -> str:
-        """The drafter without its path."""
-        return self.drafter.partition(":")[0]
+        """The drafter, or several, without their paths."""
+        return "+".join(one.kind for one in DrafterSpec.parse_all(self.drafter))
 
 
 @dataclass(frozen=True, slots=True)

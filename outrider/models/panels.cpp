@@ -22,6 +22,7 @@ static inline __m512bh pair_in_all_lanes(const Bfloat16* from, int numbers) {
 // Where rows lie multiples of so many numbers apart, what a tile reads of them at a time is all in one
 // set of a core's first cache, of eight ways: tiles of up to ten rows were seen not to wait for it.
 constexpr long ALIASED = 2048, ALIASED_ROWS = 10;
+static_assert(ALIASED_ROWS <= TILE_ROWS);
 static long tiles_of(long rows, long width) {
   const long most = width % ALIASED ? TILE_ROWS : ALIASED_ROWS;
   return (rows + most - 1) / most;

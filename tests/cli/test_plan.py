@@ -85,11 +85,18 @@ def test_the_table_and_the_advice(planned: Command, monkeypatch: pytest.MonkeyPa
     assert "vllm serve" in ran.out and "speculat" not in ran.out.partition("elsewhere:")[2]
 
 
-def test_drafters_that_guess_together_are_planned_for_as_one(planned: Command) -> None:
-    ran = planned("--drafters", "ngram+suffix", "--verify", "0", "--json")
+def test_drafters_that_guess_together_are_planned_for_as_one(
+    planned: Command, model: str, tmp_path: Path
+) -> None:
+    spec, save = f"draft:{model}+ngram", tmp_path / "plan.toml"
+    ran = planned("--drafters", spec, "--verify", "0", "--save", str(save), "--json")
     assert ran.code == 0, ran.err
-    kinds = {one["candidate"]["drafter"] for one in json.loads(ran.out)["predictions"]}
-    assert kinds == {"none", "ngram+suffix"}
+    found = json.loads(ran.out)
+    kinds = {one["candidate"]["drafter"] for one in found["predictions"]}
+    assert kinds == {"none", "draft+ngram"}
+    assert found["best"]["1"]["drafter"] == "draft+ngram"
+    assert read_profile(save)["drafter"] == spec
+    assert all(one["command"] is None for one in found["equivalents"])
 
 
 def test_what_was_run_has_a_table_of_its_own(planned: Command) -> None:
