@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Protocol
 
 BROKEN = "\ufffd"
 LONGEST_CHARACTER = 4
 """Tokens one UTF-8 character can be spread over in a byte-level vocabulary."""
+WINDOW = 16
+"""Settled tokens from which on only the last few are decoded again with those that come."""
 
 
 class Decodes(Protocol):
@@ -28,16 +29,18 @@ class TextAssembler:
     def __init__(self, tokenizer: Decodes, prompt: Sequence[int], stops: Sequence[str]) -> None:
         self._tokenizer = tokenizer
         self._stops = stops
-        self._window = list(prompt[-LONGEST_CHARACTER:])
+        # What the settled tokens are, and what of that is whole: a prompt may end in a character.
+        self._window, self._before, self._whole = self._read(list(prompt[-WINDOW:]))
         self._settled = len(self._window)
-        self._before = tokenizer.decode(self._window)
         self._held = ""
         self._searched = 0
 
     def copy(self) -> TextAssembler:
         """The same state, to go on from by itself."""
-        other = copy.copy(self)
-        other._window = list(self._window)
+        # Made for every text in every round: `copy.copy` takes many times as long.
+        other = object.__new__(TextAssembler)
+        other.__dict__.update(self.__dict__)
+        other._window = self._window.copy()
         return other
 
     def push(self, token: int, *, watch: bool = True) -> str | None:
@@ -57,26 +60,55 @@ class TextAssembler:
         return stop
 
     def _settle(self, text: str) -> None:
-        self._held += text[self._known(text) :]
-        self._window = self._window[-LONGEST_CHARACTER:]
+        self._held += self._new(text)
+        if len(self._window) >= WINDOW:
+            self._window, text = self._end_of(self._window)
+        self._before = self._whole = text
         self._settled = len(self._window)
-        self._before = self._tokenizer.decode(self._window)
 
-    def _known(self, text: str) -> int:
-        """How much of the text was there before the waiting tokens.
+    def _read(self, prompt: list[int]) -> tuple[list[int], str, str]:
+        """A prompt's last tokens, their text, and that of those before the last whole character."""
+        for rest in range(min(LONGEST_CHARACTER, len(prompt) + 1)):
+            first = len(prompt) - rest
+            window, whole = self._end_of(prompt[:first])
+            if not whole.endswith(BROKEN):
+                window = [*window, *prompt[first:]]
+                return window, self._tokenizer.decode(window) if rest else whole, whole
+        window, text = self._end_of(prompt)
+        return window, text, text
 
-        A prompt may end inside a character: once that is complete, it is new.
+    def _end_of(self, tokens: list[int]) -> tuple[list[int], str]:
+        """The last few tokens, from the beginning of a character on where there is one; as text."""
+        for size in range(LONGEST_CHARACTER, len(tokens) + 1):
+            text = self._tokenizer.decode(tokens[-size:])
+            if not text.startswith(BROKEN):
+                return tokens[-size:], text
+        tokens = tokens[-LONGEST_CHARACTER:]
+        return tokens, self._tokenizer.decode(tokens)
+
+    def _new(self, text: str) -> str:
+        """What the waiting tokens add to what was there before them.
+
+        Once a prompt's last character is complete, it is new. Some tokenizers break all bytes in a
+        row where one of them is broken, also those that were text before: then the waiting ones are
+        read by themselves.
         """
-        if text.startswith(self._before):
-            return len(self._before)
-        return len(self._before.rstrip(BROKEN))
+        for known in (self._before, self._whole):
+            if text.startswith(known):
+                return text[len(known) :]
+        return self._tokenizer.decode(self._window[self._settled :])
 
     def _give_up_first(self) -> None:
         """The oldest waiting token cannot begin a character any more: it is broken text."""
         broken = self._tokenizer.decode(self._window[: self._settled + 1])
-        self._held += broken[len(self._before) :] or BROKEN
+        same = broken.startswith(self._before)
+        self._held += (broken[len(self._before) :] if same else "") or BROKEN
         self._window = self._window[self._settled + 1 :]
-        self._settled, self._before = 0, ""
+        self._settled, self._before, self._whole = 0, "", ""
+        # Those behind it may be whole by themselves.
+        text = self._tokenizer.decode(self._window)
+        if not text.endswith(BROKEN):
+            self._settle(text)
 
     def _cut(self) -> str | None:
         starts = {

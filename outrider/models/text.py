@@ -10,7 +10,7 @@ from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from outrider.config import as_tokens
 from outrider.errors import InvalidConfig, ModelError
@@ -111,6 +111,7 @@ class TextTokenizer(Tokenizer):
                 f"{str(folder)!r} holds no tokenizer that can be read ({error}); save the "
                 "model's tokenizer into the folder with save_pretrained"
             ) from error
+        self._decoder = _decoder_of(self._tokenizer)
 
     def encode(self, text: str) -> list[int]:
         """Token ids, with the special tokens the tokenizer adds by itself.
@@ -127,6 +128,8 @@ class TextTokenizer(Tokenizer):
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens, spaces left as they are."""
+        if self._decoder is not None:
+            return self._decoder.decode(ids, skip_special_tokens=True)
         return self._tokenizer.decode(
             ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
@@ -204,6 +207,18 @@ class TextTokenizer(Tokenizer):
                 "give dictionaries with a role and a content it knows"
             ) from error
         return list(self._tokenizer.encode(whole(text), add_special_tokens=False))
+
+
+def _decoder_of(tokenizer: Any) -> Any | None:
+    """What decodes behind transformers' own code; None where a family's tokenizer does it itself.
+
+    Every token of every text is decoded, and looking at what was given takes longer than that.
+    """
+    own, plain = type(tokenizer), PreTrainedTokenizerFast
+    if not isinstance(tokenizer, plain):
+        return None
+    same = own.decode is plain.decode and own._decode is plain._decode
+    return tokenizer.backend_tokenizer if same else None
 
 
 def check_messages(given: Any) -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from outrider.engine.text import TextAssembler
+from outrider.engine.text import LONGEST_CHARACTER, WINDOW, TextAssembler
 
 
 class Bytes:
@@ -68,3 +68,75 @@ def test_special_tokens_have_no_text() -> None:
     for token in (97, 256, 98):
         assembler.push(token)
     assert assembler.finish(stopped=False) == "ab"
+
+
+def test_each_token_is_decoded_with_a_few_before_it() -> None:
+    decoded: list[int] = []
+
+    class Counting(Bytes):
+        def decode(self, ids: list[int]) -> str:
+            decoded.append(len(ids))
+            return super().decode(ids)
+
+    chance = random.Random(3)
+    text = "".join(chance.choice("aé日🎉 \n") for _ in range(400))
+    data = text.encode()
+    assembler, out, num = TextAssembler(Counting(), list(b"seed"), []), "", 0
+    for byte in data:
+        # A round is settled in a copy, which may be thrown away.
+        assembler.copy().push(98)
+        before = len(decoded)
+        assembler.push(byte)
+        num += len(decoded) - before
+        out += assembler.take()
+    assert out + assembler.finish(stopped=False) == text
+    assert num < 1.3 * len(data)
+    assert max(decoded) < WINDOW + LONGEST_CHARACTER
+
+
+class Runs:
+    """Bytes one after another are text together or not at all, as in Llama 2's tokenizer.
+
+    Tokens from 256 on are characters.
+    """
+
+    def decode(self, ids: list[int]) -> str:
+        out, run = "", b""
+        for token in [*ids, None]:
+            if token is not None and token < 256:
+                run += bytes([token])
+                continue
+            try:
+                out += run.decode()
+            except UnicodeDecodeError:
+                out += "\ufffd" * len(run)
+            out, run = out + ("" if token is None else chr(token)), b""
+        return out
+
+
+@pytest.mark.parametrize("tokenizer", [Bytes, Runs])
+@pytest.mark.parametrize("cut", range(8))
+def test_long_runs_of_bytes_are_text_wherever_the_prompt_ends(tokenizer: type, cut: int) -> None:
+    text = "日本語" * 30 + "é🎉" * 20 + "ab"
+    data = ("語" * 9).encode() + text.encode()
+    start = 27 + cut
+    assembler, out = TextAssembler(tokenizer(), list(data[:start]), []), ""
+    for byte in data[start:]:
+        assembler.push(byte)
+        out += assembler.take()
+    # A character that the prompt has begun is new.
+    assert out + assembler.finish(stopped=False) == text[cut // 3 :]
+
+
+@pytest.mark.parametrize("between", ["", "ŀŁ"])
+def test_a_broken_byte_in_a_run_breaks_no_more_than_itself(between: str) -> None:
+    text = "日本語日本語"
+    for before in range(7):
+        tail = (text[before:] + "ab" * 9).encode()
+        tokens = [*text[:before].encode(), 0xE6, *map(ord, between), *tail]
+        assembler, out = TextAssembler(Runs(), [*b"seed"], []), ""
+        for token in tokens:
+            assembler.push(token)
+            out += assembler.take()
+        out += assembler.finish(stopped=False)
+        assert out == f"{text[:before]}\ufffd{between}{text[before:]}{'ab' * 9}"
