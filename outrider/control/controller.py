@@ -38,8 +38,9 @@ READ_AHEAD = 512
 reads it in chunks where that is more than one."""
 CHANCE = 0.5
 """By so many times the root of its tokens a text may yet be overtaken that has most to make."""
-SEASONED, SEASONED_TOGETHER = 8, 2
-"""Rounds of a text that are looked at, whatever other texts came to; of many texts at a time."""
+SEASONED, SEASONED_TOGETHER = 4, 2
+"""Rounds of a text, the one that reads its prompt among them, behind which any is left out; of many
+texts at a time."""
 
 
 class Controller(SeveralDrafters):
@@ -84,14 +85,14 @@ class Controller(SeveralDrafters):
         self._known = Knowledge(self.drafters, costs)
         self._chooser = Chooser(self.drafters, self._known, self.settings)
         self._first = self.first_names(self.drafters)
-        self._nothing: dict[int, Draft] = {}
         self._certain = [arm for arm, drafter in enumerate(self.drafters) if drafter.certain]
         self._states: dict[int, State] = {}
         self._reading: dict[int, int] = {}
         self._round: Round | None = None
         # Of about so many texts: one that is left alone is worth more than many.
         self._rests: dict[int, Rest] = {}
-        self._resting = False
+        # Of the round under way: whether nobody is asked, and whether it reads prompts then.
+        self._resting = self._reads = False
         # Seconds that noting took behind the last round in which anybody was asked.
         self._noting_s = 0.0
 
@@ -145,12 +146,14 @@ class Controller(SeveralDrafters):
         rest = self._rests.get(kind) or self._rests.setdefault(kind, Rest())
         # A fallback is asked for where nobody pays.
         quiet = self.settings.fallback == "none" and rest.holds(self._known.now)
-        self._resting = quiet and self._seasoned(texts)
+        # A round that reads prompts tells of no times, and the next one as much of look-ups.
+        self._reads = quiet and not all(text.num_output for text in texts)
+        self._resting = self._reads or (quiet and self._seasoned(texts))
         if self._resting:
             self._round = None
             for text in texts if self._reading else ():
                 self._reading.pop(text.key, None)
-            return self._empty(len(texts), draws)
+            return draws.points([()] * len(texts))
         most, caps = self.settings.max_depth, list(depths)
         if max(caps) > most:
             caps = [min(depth, most) for depth in caps]
@@ -181,7 +184,10 @@ class Controller(SeveralDrafters):
                 rest.saw(self._known.now, num, saved_s - noting_s, spent_s + noting_s)
             self._noting_s = self._clock() - started
         elif self._resting:
-            self._known.rested(len(texts), times)
+            self._known.rested(texts, times, plain=not self._reads)
+            for text in texts if self._reads else ():
+                # Its prompt is read: the next round is not its first.
+                self._state(text).rounds += 1
         super().timed(texts, times)
 
     def discard(self, text: Sequence) -> None:
@@ -207,13 +213,6 @@ class Controller(SeveralDrafters):
         least = max(SEASONED_TOGETHER, SEASONED // len(texts))
         states = (self._states.get(text.key) for text in texts)
         return all(state is not None and state.rounds >= least for state in states)
-
-    def _empty(self, num: int, draws: RoundDraws) -> Draft:
-        """A draft of nothing for so many texts."""
-        found = self._nothing.get(num)
-        if found is None:
-            found = self._nothing[num] = draws.points([[] for _ in range(num)])
-        return found
 
     def _view(self, texts: Sequenced[Sequence], caps: list[int], draws: RoundDraws) -> View:
         """The round as it stands, before anything is drawn."""
@@ -322,7 +321,7 @@ class Controller(SeveralDrafters):
     def _taken(self, current: Round, lengths: Sequenced[int], draws: RoundDraws) -> Draft:
         """The first tokens of certain drafts."""
         if not any(lengths):
-            return self._empty(len(lengths), draws)
+            return draws.points([()] * len(lengths))
         taken: list[tuple[int, Offer, int]] = []
         tokens: list[list[int]] = [[] for _ in lengths]
         for b, (offer, length) in enumerate(zip(current.view.offers, lengths, strict=True)):

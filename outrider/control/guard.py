@@ -24,8 +24,8 @@ ASKED = 64
 """Rounds of one text in which drafters are asked before any is left out."""
 ASKED_TEXTS = 16
 """Of so many texts or more a sixteenth of that: they tell as much."""
-LONGEST_REST = 16
-"""Rounds left out one after another at most."""
+LONGEST_REST = 64
+"""Rounds left out one after another at most, however dear asking is."""
 REST_STEP = 0.05
 """Share of what asking has come to that the last round makes."""
 WORTH = 0.01

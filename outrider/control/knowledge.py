@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence as Sequenced
 
 from outrider.control.book import Book
 from outrider.control.costs import Costs
 from outrider.control.guard import SLOWEST, Guard, Pace, scatter_of
-from outrider.control.live import LiveDraft, LiveRounds
+from outrider.control.live import LiveDraft, LiveRounds, context_class
 from outrider.control.plans import Times
 from outrider.control.rounds import FEW, Round, State, Tally, View
 from outrider.control.sizes import Grown, sizes_of
@@ -30,6 +31,9 @@ REACH = 4
 """Rows that are looked at, over the most that were ever timed."""
 SCORED = 4
 """Tokens of a certain draft that is not taken which are compared with what came."""
+TIMED_AT_REST = 4
+"""Rounds left out, of about so many texts, of which one is timed: they are plain decoding as it is
+where nobody is asked, who would use the caches that the forward needs."""
 WAITING = "who promises most has to read the text first"
 RESTING = "nobody has paid for long, and nobody is asked"
 SHORT = (FEW, 512)
@@ -63,6 +67,7 @@ class Knowledge:
         self._offered: list[list[float]] = [[] for _ in drafters]
         self._books: dict[tuple[int, str, TreeBudget | None], Book] = {}
         self._times: dict[tuple[int, int], tuple[int, Times]] = {}
+        self._left_out: Counter[int] = Counter()
         self._num_output = 64.0
         self.full = 0.5
         self._timed = False
@@ -215,15 +220,24 @@ class Knowledge:
                 num, live = num * trees.width, self._tree_drafts[arm]
             live.saw(num, done.levels, seconds, self.now)
 
-    def rested(self, num: int, times: StageTimes) -> None:
-        """A round of so many texts in which nobody was asked."""
+    def rested(self, texts: Sequenced[Sequence], times: StageTimes, *, plain: bool) -> None:
+        """A round of these texts in which nobody was asked; `plain`: and no prompt was read."""
+        num = len(texts)
         tally = self.tallies.setdefault("none", Tally())
         tally.rounds += 1
         tally.tokens += num
-        took_s = times.draft_s + times.score_s + times.verify_s + times.commit_s
+        target_s = times.score_s + times.verify_s + times.commit_s
+        took_s = target_s + times.draft_s
         tally.seconds += took_s
         tally.reasons[RESTING] = tally.reasons.get(RESTING, 0) + 1
+        if not plain:
+            return
         self._earn(took_s, num)
+        kind = num.bit_length()
+        self._left_out[kind] += 1
+        if self._left_out[kind] % TIMED_AT_REST == 1:
+            context = context_class(sum([len(text.tokens) for text in texts]) // num)
+            self._live.saw(num, num, context, target_s, self.now, plain=True)
 
     def over(self, done: Round, times: StageTimes) -> tuple[float, float] | None:
         """A round is over; seconds that asking in it saved, and that the round took.

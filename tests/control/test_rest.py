@@ -41,7 +41,8 @@ def test_rests_grow_and_more_texts_come_to_them_sooner(texts: int) -> None:
     first = -(-ASKED // min(texts, ASKED_TEXTS))
     assert left_out(Rest(), first, texts) == [0]
     assert left_out(Rest(), first + 1, texts) == [1]
-    assert left_out(Rest(), first + 200, texts)[:7] == [1, 2, 4, 8, 16, LONGEST_REST, LONGEST_REST]
+    lengths = left_out(Rest(), first + 400, texts)
+    assert lengths[:9] == [1, 2, 4, 8, 16, 32, LONGEST_REST, LONGEST_REST, LONGEST_REST]
     # No more than it takes for asking to cost a hundredth of the time.
     assert left_out(Rest(), first + 200, texts, 0.051)[:5] == [1, 2, 4, 5, 5]
     assert left_out(Rest(), first + 200, texts, 0.009) == [0]
@@ -143,16 +144,53 @@ def test_where_nobody_pays_for_long_nobody_is_asked(monkeypatch, prompts) -> Non
     world.run(300, prompts)
     rounds = world.controller._known.now - began
     assert len(seen) - before < 0.45 * rounds
-    # Of a new text the first rounds are looked at, whatever came of others.
+    # Of a new text the first rounds behind its prompt are looked at, whatever came of others.
     first = max(SEASONED_TOGETHER, SEASONED // len(prompts))
-    assert set(range(began + 1, began + first + 1)) <= set(seen)
-    # With many texts no more than a few of them are.
-    assert len(prompts) == 1 or not set(range(began + 1, began + SEASONED)) <= set(seen)
+    own = [now - began for now in seen if now > began]
+    assert set(range(2, first + 1)) <= set(own)
+    # No more than a few of them are.
+    assert not set(range(2, first + 6)) <= set(own)
     told = world.controller.report()["none"]
     assert told["reasons"][RESTING] > 0.5 * rounds
     assert told["rounds"] == sum(told["reasons"].values())
     everything = world.controller.report().values()
     assert sum(one["rounds"] for one in everything) == world.controller._known.now
+
+
+def test_rounds_that_are_left_out_tell_what_plain_decoding_takes(monkeypatch) -> None:
+    """Asking leaves caches cold: the forward behind it takes a tenth more."""
+    world = World(monkeypatch, wrong=lambda place: 1.0, target_s=lambda rows: 0.5 + 0.5 * rows)
+    seen, known = looked_at(world), world.controller._known
+    target = world.engine.target
+    assert isinstance(target, Slow)
+    seconds = target.seconds
+    target.seconds = lambda rows: seconds(rows) * (1.1 if seen and seen[-1] == known.now else 1.0)
+    for text in range(8):
+        world.run(120, [(1, 2, text)])
+    assert world.controller.report()["none"]["reasons"][RESTING] > 400
+    assert known._live.plain_s(1, 0) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("prompt", [30, 90])
+@pytest.mark.parametrize("num", [1, 3])
+def test_a_round_that_reads_prompts_is_left_out_and_times_nothing(monkeypatch, num, prompt) -> None:
+    """Once rounds come to rests; it takes as long as many others."""
+    world = World(monkeypatch, wrong=lambda place: 1.0, target_s=lambda rows: 0.5 + 0.5 * rows)
+    seen, known, left = looked_at(world), world.controller._known, 0
+    plain_s = 0.5 + 0.5 * num
+    for text in range(40):
+        first = known.now + 1
+        world.run(24, [(1, 2, (text + b) % 32, *[5] * (prompt - 3)) for b in range(num)])
+        left += first not in seen
+        kinds = known._live._kinds.values()
+        cells = [cell for kind in kinds for cell in kind.plain.values()]
+        assert all(seconds <= plain_s for cell in cells for _, seconds in cell._last)
+        # Nor is the one behind it taken for one that reads them.
+        cells = [(rows, cell) for kind in kinds for rows, cell in kind.cells.items()]
+        assert all(cell.value >= 0.5 + 0.5 * rows for rows, cell in cells)
+        read_s = known._live.prompt_token_s
+        assert read_s is None or read_s == pytest.approx(0.5, rel=0.1)
+    assert left > 5 and 0 < known.budgets[0] < 2 * plain_s
 
 
 def test_rests_of_many_texts_are_not_those_of_one(monkeypatch) -> None:
