@@ -6,7 +6,7 @@ Everything here is pure: no state, no device choice, and chance is passed in as 
 from outrider.decoding.draft import Draft, Kind, RoundNoise, Verdict
 from outrider.decoding.draw import Draws
 from outrider.decoding.laws import Law, check_logits, processed_probs
-from outrider.decoding.rows import TargetFew, TargetLaws, TargetLogits, TargetRows
+from outrider.decoding.rows import TargetBest, TargetFew, TargetLaws, TargetLogits, TargetRows
 from outrider.decoding.rules import LOSSY, RULES, Rule, rule_named
 from outrider.decoding.rules.base import chain_probs
 from outrider.decoding.verify import (
@@ -31,6 +31,7 @@ __all__ = [
     "Law",
     "RoundNoise",
     "Rule",
+    "TargetBest",
     "TargetFew",
     "TargetLaws",
     "TargetLogits",

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -69,6 +70,12 @@ class TargetRows(ABC):
     @abstractmethod
     def argmax(self, at_n: Int64[Tensor, " n"]) -> Int64[Tensor, " n"]:
         """The likeliest token of flat rows, the lowest id of several."""
+
+    def likeliest(self) -> Int64[Tensor, "B T"]:
+        """The likeliest token of every row."""
+        num_texts, num_rows, _ = self.shape
+        every_R = torch.arange(num_texts * num_rows, device=self.device)
+        return self.argmax(every_R).view(num_texts, num_rows)
 
     @property
     def on_host(self) -> bool:
@@ -146,6 +153,52 @@ class TargetLaws(_Table):
     def argmax(self, at_n: Tensor) -> Tensor:
         """The first largest entry of each row."""
         return likeliest(self._rows_RV[at_n])
+
+
+class TargetBest(TargetRows):
+    """Rows of which the likeliest tokens are known, which is all that most ask for.
+
+    Args:
+        best_BT: of every row.
+        width: V.
+        rows: makes the rows themselves, for those who ask for more.
+    """
+
+    def __init__(
+        self, best_BT: Int64[Tensor, "B T"], width: int, rows: Callable[[], TargetRows]
+    ) -> None:
+        self._best_BT, self._width, self._make = best_BT, width, rows
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """B, T and V."""
+        num_texts, num_rows = self._best_BT.shape
+        return num_texts, num_rows, self._width
+
+    @property
+    def device(self) -> torch.device:
+        """That of the tokens."""
+        return self._best_BT.device
+
+    @cached_property
+    def _rows(self) -> TargetRows:
+        return self._make()
+
+    def probs(self, at_n: Tensor) -> Tensor:
+        """As the rows have it."""
+        return self._rows.probs(at_n)
+
+    def prob_of(self, at_n: Tensor, tokens_n: Tensor) -> Tensor:
+        """As the rows have it."""
+        return self._rows.prob_of(at_n, tokens_n)
+
+    def argmax(self, at_n: Tensor) -> Tensor:
+        """The tokens that were given."""
+        return self._best_BT.flatten()[at_n]
+
+    def likeliest(self) -> Tensor:
+        """All of them."""
+        return self._best_BT
 
 
 class TargetFew(TargetRows):

@@ -14,33 +14,44 @@ from outrider.drafters.base import Drafter, RoundDraws
 from outrider.errors import InvalidConfig
 from outrider.sequence import Sequence
 
+TOKEN_BITS = 32
+"""Bits of one token in the number that stands for an n-gram."""
+
 
 class NgramIndex:
-    """Where each n-gram of one growing text was last followed by a token."""
+    """Where each n-gram of one growing text was last followed by a token.
+
+    An n-gram is one number, whose digits are its tokens, each plus 1: tuples take twice as long,
+    and a garbage collection looks at each of them.
+    """
 
     def __init__(self, shortest: int, longest: int) -> None:
-        self.sizes = range(longest, shortest - 1, -1)
-        self._after: dict[tuple[int, ...], int] = {}
+        sizes = range(longest, shortest - 1, -1)
+        self._after: list[tuple[dict[int, int], int]] = [
+            ({}, (1 << TOKEN_BITS * size) - 1) for size in sizes
+        ]
+        self._most = (1 << TOKEN_BITS * longest) - 1
         self._indexed = 0
+        # The last tokens. Digits of 0 before the text begins tell those of one length from others.
+        self._last = 0
 
     def extend(self, tokens: list[int]) -> None:
         """Indexes the n-grams whose following token is new since the last call."""
-        for after in range(max(self._indexed, 1), len(tokens)):
-            for size in self.sizes:
-                if size <= after:
-                    self._after[tuple(tokens[after - size : after])] = after
-        self._indexed = len(tokens)
+        last, most = self._last, self._most
+        for after in range(self._indexed, len(tokens)):
+            for known, mask in self._after:
+                known[last & mask] = after
+            last = (last << TOKEN_BITS | tokens[after] + 1) & most
+        self._indexed, self._last = len(tokens), last
 
     def follow(self, tokens: list[int], length: int) -> list[int]:
         """At most `length` tokens: what followed the longest indexed n-gram that ends the text.
 
-        Where the earlier occurrence runs into the end of the text, the copy goes on with its own
-        tokens: the text is taken to be periodic.
+        `tokens` are those indexed last. Where the earlier occurrence runs into the end of the text,
+        the copy goes on with its own tokens: the text is taken to be periodic.
         """
-        for size in self.sizes:
-            if size > len(tokens):
-                continue
-            start = self._after.get(tuple(tokens[len(tokens) - size :]))
+        for known, mask in self._after:
+            start = known.get(self._last & mask)
             if start is not None:
                 copy = tokens[start : start + length]
                 while 0 < len(copy) < length:

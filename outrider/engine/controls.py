@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.decoding import Law, processed_probs
-from outrider.decoding.laws import law_of_few
+from outrider.decoding.laws import law_of_few, tempered
 from outrider.engine.places import Places
 from outrider.engine.steps import ORDER, Stand, Step, steps_of
 from outrider.sequence import Sequence
@@ -30,6 +30,12 @@ class Controls:
         self.top_p_B = torch.tensor([p.top_p for p in params], dtype=torch.float64)
         self.min_p_B = torch.tensor([p.min_p for p in params], dtype=torch.float64)
         self.typical_p_B = torch.tensor([p.typical_p for p in params], dtype=torch.float64)
+        # Under a temperature alone nothing has to be looked for in the rows.
+        off = (0, 1.0, 0.0, 1.0)
+        self._bare = all(
+            p.temperature > 0 and (p.top_k, p.top_p, p.min_p, p.typical_p) == off for p in params
+        )
+        self._scaled = any(p.temperature != 1 for p in params)
         self._guided = frozenset(b for b, text in enumerate(texts) if _steps(text))
 
     @property
@@ -64,7 +70,7 @@ class Controls:
 
     def few(self, adjusted_RV: Tensor, owners: Sequenced[int]) -> Law | None:
         """Processed laws of adjusted logits on the few tokens that top_k leaves; None: of more."""
-        return law_of_few(adjusted_RV, self._of(owners))
+        return None if self._bare else law_of_few(adjusted_RV, self._of(owners))
 
     def law(self, adjusted_RV: Tensor, owners: Sequenced[int]) -> Law:
         """Processed laws, on few tokens where top_k leaves few of each row."""
@@ -73,7 +79,11 @@ class Controls:
 
     def probs(self, adjusted_RV: Tensor, owners: Sequenced[int]) -> Tensor:
         """The same as a table `[R, V]`, float32 (float64 stays float64)."""
-        return processed_probs(adjusted_RV, *self._of(owners))
+        if not self._bare:
+            return processed_probs(adjusted_RV, *self._of(owners))
+        if not self._scaled:
+            return tempered(adjusted_RV)
+        return tempered(adjusted_RV, self.temperature_B[torch.tensor(owners, dtype=torch.int64)])
 
     def _of(self, owners: Sequenced[int]) -> list[Tensor]:
         """Each row's controls."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Sequenced
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -154,6 +155,8 @@ class GroupDraws:
 
     def points(self, tokens: Sequenced[Sequenced[int]]) -> Draft:
         """A draft of certain tokens."""
+        if not any(tokens):
+            return _nothing(len(tokens))
         lengths, tokens_BK = _padded(tokens)
         return Draft.chain(tokens_BK, lengths, None)
 
@@ -256,6 +259,13 @@ def _sound(logits_nV: Tensor) -> Tensor:
     if host.reads_free(logits_nV.device) and usable_n1.all():
         return logits_nV
     return logits_nV.masked_fill(~usable_n1, 0.0)
+
+
+@lru_cache(maxsize=256)
+def _nothing(num_texts: int) -> Draft:
+    """A draft of nothing, which all rounds of as many texts share."""
+    lengths, tokens_B0 = _padded([()] * num_texts)
+    return Draft.chain(tokens_B0, lengths, None)
 
 
 def _padded(tokens: Sequenced[Sequenced[int]]) -> tuple[Tensor, Tensor]:

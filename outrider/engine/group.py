@@ -16,6 +16,7 @@ from outrider.decoding import (
     Draft,
     RoundNoise,
     Rule,
+    TargetBest,
     TargetFew,
     TargetLaws,
     TargetRows,
@@ -24,7 +25,7 @@ from outrider.decoding import (
     check_logits,
     host,
 )
-from outrider.decoding.laws import likeliest
+from outrider.decoding.laws import all_laws, likeliest, likeliest_of_laws
 from outrider.drafters.base import Drafter
 from outrider.engine.controls import Controls
 from outrider.engine.places import Places
@@ -83,7 +84,7 @@ class Scores:
         self._logits_RV = logits_RV
         self._taps = taps or Taps(())
         self._tree = draft.tree
-        self._usable_R = check_logits(logits_RV)
+        self._usable_R: Tensor | None = None
         self._sound = False
         self._usable: list[bool] | None = None
         self._counts = [count + 1 for count in draft.tree.counts_B.tolist()]
@@ -92,14 +93,14 @@ class Scores:
     def laws(self, group: Group) -> TargetRows:
         """What the rule reads: laws, or logits where order suffices."""
         rows_RV = self._logits_RV
-        if group.controls.act:
-            rows_RV = group.controls.adjusted(rows_RV, Places.of(self._tree))
-            # A row whose only mass was on tokens that may not come is no law either.
-            self._usable_R.logical_and_(check_logits(rows_RV))
-        # Elsewhere than on a processor the rule would wait for this: rows are looked at afterwards.
-        self._sound = host.reads_free(rows_RV.device) and bool(self._usable_R.all())
+        on_host, few = host.reads_free(rows_RV.device), rows_RV.numel() <= _AT_ONCE
+        if on_host and few and self._tree.is_chain and not group.rule.needs_probs:
+            found = self._best(rows_RV, group)
+            if found is not None:
+                return found
+        self._sound = on_host and not group.controls.act and all_laws(rows_RV)
         if not self._sound:
-            rows_RV = rows_RV.masked_fill(~self._usable_R[:, None], 0.0)
+            rows_RV = self._adjusted(rows_RV, group)
         # A row for every place of the tree, though no text may have a node at the last of them:
         # where supports run out, a shape's trees are all smaller than it.
         num_rows = self._tree.num_nodes + 1
@@ -110,11 +111,37 @@ class Scores:
             if law is not None:
                 law = law.select(_places(self._counts, num_rows))
                 return TargetFew(law, (len(self._counts), num_rows, rows_RV.shape[1]))
-        few = rows_RV.numel() <= _AT_ONCE
-        if few or group.rule.reads == "all" or not host.reads_free(rows_RV.device):
+        if few or group.rule.reads == "all" or not on_host:
             laws_RV = group.controls.probs(rows_RV, self._owners)
             return TargetLaws(_padded(laws_RV, self._counts, num_rows))
         return OnDemand(rows_RV, self._counts, num_rows, group.controls)
+
+    def _adjusted(self, rows_RV: Tensor, group: Group) -> Tensor:
+        """Rows under the controls; instead of those that are no law any."""
+        usable_R = check_logits(rows_RV)
+        if group.controls.act:
+            rows_RV = group.controls.adjusted(rows_RV, Places.of(self._tree))
+            # A row whose only mass was on tokens that may not come is no law either.
+            usable_R.logical_and_(check_logits(rows_RV))
+        self._usable_R = usable_R
+        # Elsewhere than on a processor the rule would wait for this: rows are looked at afterwards.
+        self._sound = host.reads_free(rows_RV.device) and bool(usable_R.all())
+        return rows_RV if self._sound else rows_RV.masked_fill(~usable_R[:, None], 0.0)
+
+    def _best(self, rows_RV: Tensor, group: Group) -> TargetRows | None:
+        """The likeliest tokens of chains' rows; None where controls act, or a row is no law."""
+        best_R = None if group.controls.act else likeliest_of_laws(rows_RV)
+        if best_R is None:
+            return None
+        self._sound = True
+        counts, num_rows = self._counts, self._tree.num_nodes + 1
+        if min(counts) == num_rows:
+            best_BT = best_R.view(len(counts), num_rows)
+        else:
+            best_BT = best_R[_places(counts, num_rows)].view(len(counts), num_rows)
+        return TargetBest(
+            best_BT, rows_RV.shape[1], lambda: TargetLaws(_padded(rows_RV, counts, num_rows))
+        )
 
     def rows(self, text: int, rows: Sequenced[int]) -> Tensor:
         """The model's own logits of some rows of one text, 0 that of its root."""
@@ -134,6 +161,7 @@ class Scores:
         """The error of a text whose walk met a row that is no law."""
         if self._sound:
             return None
+        assert self._usable_R is not None, "rows become laws before anything is kept of them"
         usable = self._usable = self._usable or self._usable_R.tolist()
         start = sum(self._counts[:text])
         walked = [usable[start + row] for row in (0, *path)]

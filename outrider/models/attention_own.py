@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +21,7 @@ from outrider.errors import OutOfMemory
 from outrider.models.attention_cpu import attend_cpu
 from outrider.models.attention_op import Options, PoolBody
 from outrider.models.attention_trial import errors_over_pools
-from outrider.models.plan import Plan
+from outrider.models.plan import Plan, Span
 from outrider.models.reach import Reach
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ LANES = 16
 ALONE = 1 << 16
 """Multiplications up to which one thread is as fast as several."""
 DTYPES = (torch.float32, torch.bfloat16)
+LEAST_NUMBERS = 1 << 12
+"""Numbers that are kept to point at, at first; powers of two as pools grow."""
 
 # `Layer` and `Span` of attention.cpp.
 _LAYER, _SPAN = struct.Struct("@7P12q2f"), struct.Struct("@5q2P")
@@ -203,6 +206,22 @@ def errors_of(own: OwnAttention) -> dict[torch.dtype, float]:
     return errors_over_pools(attend, DTYPES, torch.device("cpu"))
 
 
+def _places_of(span: Span) -> tuple[Tensor, int]:
+    """A tensor that holds the slots of a span's tokens, and the address of the first."""
+    start = span.slots.start
+    if start is None:
+        places = span.places(torch.device("cpu"))
+        return places, places.data_ptr()
+    numbers = _numbers(max(LEAST_NUMBERS, 1 << (start + span.slots.count).bit_length()))
+    return numbers, numbers.data_ptr() + start * numbers.element_size()
+
+
+@lru_cache(maxsize=64)
+def _numbers(count: int) -> Tensor:
+    """0, 1, 2, ... for all who want to point at a run of them; not to be written to."""
+    return torch.arange(count, device="cpu")
+
+
 def spans_of(plan: Plan, reach: Reach | None) -> Spans:
     """The plan's spans under a reach."""
     cpu = torch.device("cpu")
@@ -210,7 +229,7 @@ def spans_of(plan: Plan, reach: Reach | None) -> Spans:
     kept: list[Tensor] = []
     rows = scores = 0
     for span in plan.spans:
-        visible, places = span.visible(reach, cpu), span.places(cpu)
+        visible, (places, start) = span.visible(reach, cpu), _places_of(span)
         count, hidden, address = span.slots.count, visible.hidden, 0
         if hidden is not None:
             hidden = hidden.contiguous()
@@ -218,7 +237,7 @@ def spans_of(plan: Plan, reach: Reach | None) -> Spans:
             address = hidden.data_ptr()
         kept.append(places)
         own = span.first, span.num_rows, visible.first, count, visible.masked
-        parts.append(_SPAN.pack(*own, address, places.data_ptr()))
+        parts.append(_SPAN.pack(*own, address, start))
         rows += span.num_rows
         scores += span.num_rows * (count - visible.first)
     return Spans(b"".join(parts), len(parts), rows, scores, tuple(kept))

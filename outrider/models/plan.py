@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64
 
 
+FEW_ROWS = 16
+"""Rows of a text up to which numbers in a list take less time than a tensor of their own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Visible:
     """The keys a span may see: tokens `first..n-1`.
@@ -122,7 +126,6 @@ class Span:
 
     def _work_out(self, reach: Reach | None) -> Visible:
         count, rows = self.slots.count, self.num_rows
-        row = _positions(self)
         # The first key any row sees, moved back to where a block of the canonical order begins.
         lowest = 0 if reach is None else max(0, reach.lowest(self.lowest_position))
         first = min(lowest, self.length) // self.align * self.align
@@ -133,13 +136,14 @@ class Span:
             masked = first if cut is not None else count - rows
             if rows == 1 and cut is None:
                 return Visible(first, count, None, self.length)
+            row = _positions(self)
             key = torch.arange(masked, count)
             hidden = key > row[:, None]
             if cut is not None:
                 hidden |= key < cut.lowest(row)[:, None]
             return Visible(first, masked, hidden, self.length)
         assert self.positions is not None
-        nodes = torch.arange(self.num_staged)
+        row, nodes = _positions(self), torch.arange(self.num_staged)
         own = (self.ancestors[-rows:, None] >> nodes & 1).bool()
         paths = tuple(path.nonzero().flatten() for path in own) if self.align > 1 else None
         hidden = ~own
@@ -186,21 +190,15 @@ def make_plan(
     """
     check_rows(rows)
     spans: list[Span] = []
-    positions: list[Tensor] = []
     first = 0
     for seq, count in zip(rows.seqs, rows.counts, strict=True):
         last = first + count
         own = None if rows.ancestors_R is None else rows.ancestors_R[first:last].cpu()
         nodes, places = _tree(cache, seq, count, own)
         slots = cache.reserve(seq, count)
-        span = Span(first, last, cache.length(seq), slots, places, nodes, align)
-        positions.append(_positions(span))
-        spans.append(span)
+        spans.append(Span(first, last, cache.length(seq), slots, places, nodes, align))
         first = last
-    if pad:
-        positions.append(torch.zeros(pad, dtype=torch.int64))
-    positions_R = positions[0] if len(positions) == 1 else torch.cat(positions)
-    return Plan(tuple(spans), host.send(positions_R, device))
+    return Plan(tuple(spans), host.send(_all_positions(spans, pad), device))
 
 
 def _tree(
@@ -238,6 +236,23 @@ def chain_ancestors(count: int) -> Tensor:
     """Return the bitmasks of a chain of `count` nodes, int64: node j sees nodes 0..j."""
     bits = [(1 << (node + 1)) - 1 for node in range(count)]
     return torch.tensor([b if b < 1 << 63 else b - (1 << 64) for b in bits], dtype=torch.int64)
+
+
+def _all_positions(spans: Sequence[Span], pad: int) -> Tensor:
+    """Those of every span's rows, and `pad` zeros."""
+    few = len(spans) > 1 and spans[-1].last <= FEW_ROWS * len(spans)
+    if few and all(span.positions is None for span in spans):
+        # One tensor takes less than a short one for each.
+        numbers = [
+            position
+            for span in spans
+            for position in range(span.slots.count - span.num_rows, span.slots.count)
+        ]
+        return torch.tensor([*numbers, *[0] * pad], dtype=torch.int64)
+    positions = [_positions(span) for span in spans]
+    if pad:
+        positions.append(torch.zeros(pad, dtype=torch.int64))
+    return positions[0] if len(positions) == 1 else torch.cat(positions)
 
 
 def _positions(span: Span) -> Tensor:

@@ -15,6 +15,7 @@ from outrider.decoding import (
     Draft,
     Law,
     RoundNoise,
+    TargetBest,
     TargetLaws,
     TargetLogits,
     TargetRows,
@@ -276,3 +277,22 @@ def test_the_abstract_rows_say_where_they_are():
         slice(1, 2),
         slice(2, 3),
     ]
+
+
+def test_rows_whose_likeliest_tokens_are_known():
+    laws = TargetLaws(torch.softmax(normal(2, 3, 50), -1))
+    asked = list[int]()
+
+    def rows() -> TargetRows:
+        asked.append(1)
+        return laws
+
+    known = TargetBest(laws.likeliest(), 50, rows)
+    at, tokens = torch.tensor([5, 0, 1]), torch.tensor([3, 7, 49])
+    assert known.shape == laws.shape and known.device == laws.device
+    assert torch.equal(known.argmax(at), laws.argmax(at))
+    assert torch.equal(known.likeliest(), laws.probs(torch.arange(6)).argmax(-1).view(2, 3))
+    assert not asked
+    assert torch.equal(known.probs(at), laws.probs(at))
+    assert torch.equal(known.prob_of(at, tokens), laws.prob_of(at, tokens))
+    assert len(asked) == 1

@@ -8,7 +8,7 @@ from outrider.decoding.children import Drawing, Top
 from outrider.decoding.draft import Draft, RoundNoise, Verdict
 from outrider.decoding.laws import Law
 from outrider.decoding.rows import TargetRows
-from outrider.decoding.rules.base import Rule, all_rows, while_equal
+from outrider.decoding.rules.base import Rule, while_equal
 from outrider.decoding.rules.walking import follow
 
 
@@ -26,8 +26,7 @@ class GreedyRule(Rule):
     def verify(self, draft: Draft, target: TargetRows, noise: RoundNoise) -> Verdict:
         """No noise is read. The few rows of short chains are all read at once."""
         if draft.tree.is_chain and target.fits_caches:
-            rows_BT = all_rows(target)
-            return while_equal(draft, target.argmax(rows_BT.flatten()).view_as(rows_BT))
+            return while_equal(draft, target.likeliest())
 
         def own(texts_n: Tensor, at_n: Tensor, flat_n: Tensor) -> Tensor:
             return target.argmax(flat_n)
