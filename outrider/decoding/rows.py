@@ -159,7 +159,7 @@ class TargetBest(TargetRows):
     """Rows of which the likeliest tokens are known, which is all that most ask for.
 
     Args:
-        best_BT: of every row.
+        best_BT: of every row; the host has them, wherever the rows are.
         width: V.
         rows: makes the rows themselves, for those who ask for more.
     """
@@ -186,11 +186,12 @@ class TargetBest(TargetRows):
 
     def probs(self, at_n: Tensor) -> Tensor:
         """As the rows have it."""
-        return self._rows.probs(at_n)
+        return self._rows.probs(at_n.to(self._rows.device)).to(self.device)
 
     def prob_of(self, at_n: Tensor, tokens_n: Tensor) -> Tensor:
         """As the rows have it."""
-        return self._rows.prob_of(at_n, tokens_n)
+        there = self._rows.device
+        return self._rows.prob_of(at_n.to(there), tokens_n.to(there)).to(self.device)
 
     def argmax(self, at_n: Tensor) -> Tensor:
         """The tokens that were given."""

@@ -16,7 +16,7 @@ _BLOCK = 1024
 
 
 @triton.jit
-def _race(probs, seed, sample, anchor, out, width, stream, BLOCK: tl.constexpr):
+def _race(probs, seed, sample, anchor, out, width, STREAM: tl.constexpr, BLOCK: tl.constexpr):
     """The first token of the largest `log p + G` of one row; G as of `noise.gumbels`."""
     n = tl.program_id(0)
     key = tl.load(seed + n)
@@ -27,7 +27,7 @@ def _race(probs, seed, sample, anchor, out, width, stream, BLOCK: tl.constexpr):
         c0 = (token // 2).to(tl.uint32)
         c1 = tl.zeros_like(c0) + tl.load(sample + n).to(tl.uint32)
         c2 = tl.zeros_like(c0) + tl.load(anchor + n).to(tl.uint32)
-        c3 = tl.zeros_like(c0) + stream.to(tl.uint32)
+        c3 = tl.full((BLOCK,), STREAM, tl.uint32)
         k0 = (key & 0xFFFFFFFF).to(tl.uint32)
         k1 = ((key >> 32) & 0xFFFFFFFF).to(tl.uint32)
         for _ in tl.static_range(10):
@@ -58,6 +58,7 @@ def race(probs_RV: Tensor, seed_R: Tensor, sample_R: Tensor, position_R: Tensor)
     if len(out_R):
         rows_RV = probs_RV.contiguous()
         address = seed_R, sample_R, position_R
-        width, stream = rows_RV.shape[1], noise.STREAM_TARGET
-        _race[(len(out_R),)](rows_RV, *address, out_R, width, stream, BLOCK=_BLOCK)
+        _race[(len(out_R),)](
+            rows_RV, *address, out_R, rows_RV.shape[1], STREAM=noise.STREAM_TARGET, BLOCK=_BLOCK
+        )
     return out_R

@@ -94,7 +94,7 @@ class Scores:
         """What the rule reads: laws, or logits where order suffices."""
         rows_RV = self._logits_RV
         on_host, few = host.reads_free(rows_RV.device), rows_RV.numel() <= _AT_ONCE
-        if on_host and few and self._tree.is_chain and not group.rule.needs_probs:
+        if (few or not on_host) and self._tree.is_chain and not group.rule.needs_probs:
             found = self._best(rows_RV, group)
             if found is not None:
                 return found

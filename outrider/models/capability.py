@@ -43,10 +43,11 @@ RECURRENT_MARKS = (
 
 @dataclass(slots=True)
 class Trial:
-    """What the trial forward saw: each attention call, and each mask the family asked for."""
+    """What the trial forward saw: each attention call, each mask asked for, and the device."""
 
     calls: list[LayerCall] = field(default_factory=list)
     masks: list[MaskRequest] = field(default_factory=list)
+    device: torch.device | None = None
 
 
 def check_by_looking(model: PreTrainedModel) -> None:
@@ -188,7 +189,7 @@ def own_logits(model: PreTrainedModel, tokens: Tensor) -> Tensor:
 @torch.inference_mode()
 def observe(model: PreTrainedModel, tokens: Tensor) -> Trial:
     """Run the model once through the op outside of any cache, and note what the op is asked for."""
-    trial = Trial()
+    trial = Trial(device=tokens.device)
     with observing(trial.calls.append), observing_masks(trial.masks.append):
         model(
             tokens[None],
@@ -205,7 +206,9 @@ def check_trial(model: PreTrainedModel, trial: Trial) -> Mapping[int, Reach | No
         UnsupportedModel: unknown masks, lost windows.
     """
     try:
-        known = {id(asked): recognise(asked.function, asked.size) for asked in trial.masks}
+        known = {
+            id(asked): recognise(asked.function, asked.size, trial.device) for asked in trial.masks
+        }
     except (ValueError, IndexError) as error:
         raise _refusal(
             model, "it masks attention otherwise than causally, by a sliding window or by chunks"

@@ -15,6 +15,7 @@ from outrider.cache import CacheManager, Slots
 from outrider.models.attention_op import Body, Forward, running
 from outrider.models.compiled import CompiledForward
 from outrider.models.doors import InterfaceDoor
+from outrider.models.graphs import GraphedForward
 from outrider.models.plan import Plan, Span
 
 if TYPE_CHECKING:
@@ -74,6 +75,53 @@ class PackageChain:
             logits, _ = self._package(self._tokens_1K[:, own_11], positions_11, self._wanted)
         self._read.append(token)
         return logits[0]
+
+    def stage(self) -> None:
+        """Stages what was read; the end of it."""
+        self._cache.stage(self._seq, len(self._read), None, self._read)
+        self._read = []
+
+
+class GraphChain:
+    """The same by a graph of one row: all that is known before goes to the GPU at once.
+
+    Args:
+        graphs: the model's forwards.
+        cache: which holds the sequence.
+        seq: what it stages must be a chain.
+        most: rows there may be.
+
+    Raises:
+        OutOfMemory: the cache has no room for them.
+    """
+
+    @torch.inference_mode()
+    def __init__(self, graphs: GraphedForward, cache: CacheManager, seq: int, most: int) -> None:
+        self._cache, self._seq = cache, seq
+        length = cache.length(seq)
+        first = length + cache.num_staged(seq)
+        slots = cache.reserve(seq, most)
+        positions_K = torch.arange(first, first + most)
+        plans = [
+            Plan(
+                (
+                    Span(
+                        0, 1, length, Slots(first + at + 1, slots.start, slots.table), None, None, 1
+                    ),
+                ),
+                positions_K[at : at + 1],
+            )
+            for at in range(most)
+        ]
+        self._row = graphs.row_by_row(cache, plans)
+        self._read: list[int] = []
+
+    @torch.inference_mode()
+    def __call__(self, token: int) -> Float[Tensor, "1 V"]:
+        """The logits behind one token more, which the model's vocabulary holds."""
+        logits_1V = self._row(len(self._read), token)
+        self._read.append(token)
+        return logits_1V
 
     def stage(self) -> None:
         """Stages what was read; the end of it."""

@@ -35,7 +35,13 @@ from outrider.models.calls import SHIMS, Times, Told, enter_calls
 from outrider.models.doors import Door, InterfaceDoor
 from outrider.models.gates import gated, join_gates
 from outrider.models.packages import cache_folder, check_owner, first_line, keeping, key_of, making
-from outrider.models.packing import FusedLinear, OwnLinear, PackedLinear, arrangement_of
+from outrider.models.packing import (
+    FusedLinear,
+    OwnLinear,
+    PackedLinear,
+    arrangement_of,
+    joined_linears,
+)
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int64
@@ -56,7 +62,7 @@ SHORT, SHORTEST = 1 << 16, 1 << 9
 """Loops between products run in one thread where five rows are less than so many numbers, and each
 thread had at least so many: threads meet in the products, and meeting takes longer than these."""
 # Tracing and compiling change what is global in torch.
-_building = threading.Lock()
+building = threading.Lock()
 
 _linears: ContextVar[Sequence[OwnLinear]] = ContextVar("outrider_linears")
 _failures: ContextVar[list[BaseException]] = ContextVar("outrider_failures")
@@ -124,7 +130,21 @@ for _name, _body, _shape in (
     ("own_gated", _gated, _product),
 ):
     _library.impl(_name, _body, "CPU")
+    _library.impl(_name, _body, "CUDA")
     torch.library.register_fake(f"outrider::{_name}", _shape, lib=_library)
+
+
+@contextmanager
+def raising() -> Iterator[None]:
+    """Raises behind compiled code what an operator that it called has failed with."""
+    failures: list[BaseException] = []
+    failed = _failures.set(failures)
+    try:
+        yield
+    finally:
+        _failures.reset(failed)
+    if failures:
+        raise failures[0]
 
 
 class CompiledForward:
@@ -188,7 +208,7 @@ class CompiledForward:
         self._arrangement = arrangement_of(self.model)
         enter = self._enter
         self._told = None if enter is None else Told(enter, self._linears, self.model.dtype)
-        held = _state(_Traced(self.model, None))
+        held = state_of(Traced(self.model, None))
         extra = self.folder / CONSTANTS
         if extra.is_file():
             held |= load_file(extra)
@@ -218,17 +238,13 @@ class CompiledForward:
         """What comes out of a forward in progress: logits, hidden states, or both."""
         if self._arrangement != arrangement_of(self.model):
             self.bind()
-        failures: list[BaseException] = []
-        linears, failed = _linears.set(self._linears), _failures.set(failures)
+        linears = _linears.set(self._linears)
         try:
-            with self._telling() as told:
+            with raising(), self._telling() as told:
                 # torch's own way there would parse descriptions of these tensors at every call.
                 found: list[Tensor] = self._loader.boxed_run(inputs)
         finally:
             _linears.reset(linears)
-            _failures.reset(failed)
-        if failures:
-            raise failures[0]
         if told is not None:
             told.check()
         return found
@@ -280,8 +296,8 @@ def compiled_forward(
         if not (folder / PACKAGE).is_file():
             if not build:
                 return None
-            with _building:
-                _build(_Traced(model, door, tapped), folder)
+            with building:
+                _build(Traced(model, door, tapped), folder)
         for path in (folder.parent, folder, *folder.iterdir()):
             check_owner(path)
     return CompiledForward(model, folder)
@@ -355,8 +371,11 @@ class Part:
         return {"part": (self.first, self.last, enters, self.states, self.logits)}
 
 
-class _Traced(nn.Module):
-    """What is traced: tokens, positions and wanted rows in, logits and hidden states out."""
+class Traced(nn.Module):
+    """What is traced: tokens, positions and wanted rows in, logits and hidden states out.
+
+    Without wanted rows the logits are those of all.
+    """
 
     def __init__(
         self,
@@ -366,6 +385,8 @@ class _Traced(nn.Module):
     ) -> None:
         super().__init__()
         self.whole = model
+        # The weights of layers that became one are no part of the model's own.
+        self.joined = nn.ModuleList(joined_linears(model))
         self._door, self._tapped = door, tapped
 
     @property
@@ -377,9 +398,10 @@ class _Traced(nn.Module):
         self,
         tokens_1R: Tensor,
         positions_1R: Tensor,
-        wanted_K: Tensor,
+        wanted_K: Tensor | None = None,
         entering_1RD: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
+        """Logits and hidden states, as many of them as are to come out."""
         part = self._tapped
         if part is None:
             return (self._logits(tokens_1R, positions_1R, wanted_K),)
@@ -390,22 +412,21 @@ class _Traced(nn.Module):
         # Whatever nothing that comes out needs is not in the package, such as the output layer.
         return (*found, torch.cat(passed.hidden, -1)) if of_all or part.states else (*found,)
 
-    def _logits(self, tokens_1R: Tensor, positions_1R: Tensor, wanted_K: Tensor) -> Tensor:
+    def _logits(self, tokens_1R: Tensor, positions_1R: Tensor, wanted_K: Tensor | None) -> Tensor:
         assert self._door is not None
-        return self.whole(
-            input_ids=tokens_1R,
-            position_ids=positions_1R,
-            logits_to_keep=wanted_K,
-            **self._door.given(positions_1R[0]),
-        ).logits
+        given = self._door.given(positions_1R[0])
+        if wanted_K is not None:
+            given = {**given, "logits_to_keep": wanted_K}
+        return self.whole(input_ids=tokens_1R, position_ids=positions_1R, **given).logits
 
 
-class _Opaque:
+class Opaque:
     """Stands where a forward in progress would, and leaves attention to the operator."""
 
     def attend(
         self, layer: int, query: Tensor, keys: Tensor, values: Tensor, options: Options
     ) -> Tensor:
+        """The operator's."""
         op = torch.ops.outrider.own_attention
         return op(
             query, keys, values, layer, float(options.scaling), options.softcap, options.sinks
@@ -424,7 +445,7 @@ def _shims() -> dict[Any, list[str]]:
     return {getattr(torch.ops.outrider, name).default: [shim] for name, shim in SHIMS.items()}
 
 
-def _build(traced: _Traced, folder: Path) -> None:
+def _build(traced: Traced, folder: Path) -> None:
     """Traces and compiles into a folder."""
     if (folder / PACKAGE).is_file():
         return
@@ -439,7 +460,7 @@ def _build(traced: _Traced, folder: Path) -> None:
             ) from error
 
 
-def _make(traced: _Traced, folder: Path, scratch: Path) -> None:
+def _make(traced: Traced, folder: Path, scratch: Path) -> None:
     from torch._inductor.utils import fresh_cache
     from torch.export.graph_signature import InputKind
 
@@ -454,7 +475,7 @@ def _make(traced: _Traced, folder: Path, scratch: Path) -> None:
         warnings.catch_warnings(),
         torch.no_grad(),
         _tracing(traced.whole),
-        _quiet(),
+        quiet(),
         fresh_cache(dir=str(scratch)),
     ):
         warnings.simplefilter("ignore")
@@ -467,7 +488,7 @@ def _make(traced: _Traced, folder: Path, scratch: Path) -> None:
         for given in program.graph_signature.input_specs:
             if given.kind == InputKind.CONSTANT_TENSOR:
                 given.kind, given.persistent = InputKind.BUFFER, False
-        own = _state(traced)
+        own = state_of(traced)
         extra = {
             name: value.contiguous()
             for name, value in program.constants.items()
@@ -483,7 +504,7 @@ def _make(traced: _Traced, folder: Path, scratch: Path) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without torch's notes on files that are gone afterwards."""
     logger = logging.getLogger("torch._inductor.utils")
     level = logger.level
@@ -501,7 +522,7 @@ def _tracing(model: nn.Module) -> Iterator[None]:
     try:
         for which, linear in enumerate(linears):
             vars(linear)["forward"] = _calling(which, linear.out_features)
-        with running(cast(Forward, _Opaque())):
+        with running(cast(Forward, Opaque())):
             yield
     finally:
         for linear in linears:
@@ -525,7 +546,7 @@ def _opaque_linears(model: nn.Module) -> list[OwnLinear]:
     return list(found.values())
 
 
-def _state(module: nn.Module) -> dict[str, Tensor]:
+def state_of(module: nn.Module) -> dict[str, Tensor]:
     """All parameters and buffers by every name they have."""
     named = module.named_parameters(remove_duplicate=False)
     return {**dict(named), **dict(module.named_buffers(remove_duplicate=False))}
@@ -536,7 +557,7 @@ def _key(model: PreTrainedModel, shown: dict[str, Any]) -> str:
     config = {k: v for k, v in model.config.to_dict().items() if k != "_name_or_path"}
     own_linears = _opaque_linears(model)
     linears = [(type(m).__name__, m.extra_repr(), _panel_of(m)) for m in own_linears]
-    own = _state(model)
+    own = state_of(model)
     first = {id(tensor): name for name, tensor in reversed(own.items())}
     tensors = [(n, t.shape, t.stride(), str(t.dtype), first[id(t)]) for n, t in own.items()]
     facts: dict[str, Any] = {

@@ -7,6 +7,7 @@ import ctypes
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from outrider.errors import InvalidConfig
 
@@ -27,6 +28,15 @@ def pick_device(name: Any) -> torch.device:
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise InvalidConfig(f"device {name!r} is not to be had: {reason}; give cpu") from error
     return probe.device
+
+
+def device_of(model: PreTrainedModel) -> torch.device:
+    """Where a model takes tokens; the layers of one that is spread out fetch what they need."""
+    if model.device.type != "meta":
+        return model.device
+    # Weights that are kept elsewhere until they are used: accelerate's hook knows where that is.
+    place = getattr(getattr(model, "_hf_hook", None), "execution_device", None)
+    return model.device if place is None else torch.device(place)
 
 
 def give_back_memory() -> None:

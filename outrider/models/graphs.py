@@ -7,14 +7,14 @@ Where there is no CUDA, under `host.as_on_gpu`, replaying is running the same ov
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from outrider.cache import CacheManager
@@ -24,6 +24,7 @@ from outrider.models.attention_op import Forward, PoolBody, current, running
 from outrider.models.attention_trial import errors_over_pools
 from outrider.models.compiled import Tapped, why_not_anywhere
 from outrider.models.doors import Door, InterfaceDoor
+from outrider.models.inductor import FusedForward, fused_forward, named_weights
 from outrider.models.packages import first_line
 from outrider.models.plan import Plan
 from outrider.models.reach import Reach
@@ -38,6 +39,8 @@ LEAST_BLOCKS = 1024
 """Blocks of all texts of a forward that the smallest tables have room for."""
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 """How far Triton's attention may be off, as a share of the largest number."""
+
+_copy_all: Any = getattr(torch, "_foreach_copy_")  # noqa: B009
 
 Outputs = tuple[Tensor, Tensor | None]
 """Logits `[1, R, V]` of all rows, and their hidden states side by side."""
@@ -108,18 +111,21 @@ class Shape:
 
 
 class HeldTables(Tables):
-    """Tables that stay where they are; each forward fills them anew, all with one copy."""
+    """Tables that stay where they are; each forward fills them anew."""
 
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
         self._plan: Plan | None = None
         self._made: dict[tuple[Reach | None, int, torch.device], Table] = {}
 
-    def fill(self, plan: Plan) -> None:
-        """Take the numbers of a plan."""
+    def fill(self, plan: Plan) -> list[tuple[Tensor, list[int]]]:
+        """Take a plan; returns each table's part that is written anew, and what comes there."""
         self._plan = plan
-        for (reach, _, _), table in self._made.items():
-            self._write(table, reach)
+        return [
+            (table.numbers[: len(numbers)], numbers)
+            for (reach, _, _), table in self._made.items()
+            for numbers in (numbers_of(plan, reach, table.layout),)
+        ]
 
     def of(
         self, plan: Plan, reach: Reach | None, rows: int, per_group: int, device: torch.device
@@ -131,14 +137,10 @@ class HeldTables(Tables):
             size = 4 * layout.rows + 5 * layout.tiles + self._shape.blocks
             found = Table(torch.zeros(size, dtype=torch.int64, device=device), layout)
             self._made[reach, per_group, device] = found
-            self._write(found, reach)
+            assert self._plan is not None
+            numbers = torch.tensor(numbers_of(self._plan, reach, layout))
+            found.numbers[: len(numbers)].copy_(host.send(numbers, device))
         return found
-
-    def _write(self, table: Table, reach: Reach | None) -> None:
-        assert self._plan is not None
-        numbers = torch.tensor(numbers_of(self._plan, reach, table.layout))
-        goal = table.numbers[: len(numbers)]
-        goal.copy_(host.send(numbers, goal.device))
 
 
 @dataclass(slots=True)
@@ -150,12 +152,39 @@ class _Graph:
     tables: HeldTables
     replay: Callable[[], Outputs] = field(init=False)
 
-    def fill(self, tokens_1R: Tensor, positions_1R: Tensor, plan: Plan) -> None:
+    def fill(self, tokens_R: Tensor, plan: Plan) -> None:
+        """Takes a forward, all that it is with one copy from the host."""
         # Behind them stay rows of an earlier forward: they have no slot, and nobody sees them.
-        rows = tokens_1R.shape[1]
-        self.tokens_1W[:, :rows] = tokens_1R
-        self.positions_1W[:, :rows] = positions_1R
-        self.tables.fill(plan)
+        rows = len(tokens_R)
+        parts = [
+            (self.tokens_1W[0, :rows], tokens_R.tolist()),
+            (self.positions_1W[0, :rows], plan.positions.tolist()),
+            *self.tables.fill(plan),
+        ]
+        _write([goal for goal, _ in parts], [numbers for _, numbers in parts])
+
+    def rows_of(self, plans: Sequence[Plan]) -> list[tuple[list[Tensor], list[Tensor]]]:
+        """What one row is filled with under each of some plans, but for its token; sent at once."""
+        filled = [
+            [(self.positions_1W[0], plan.positions.tolist()), *self.tables.fill(plan)]
+            for plan in plans
+        ]
+        parts = _sent([numbers for one in filled for _, numbers in one], self.tokens_1W.device)
+        each = len(filled[0])
+        return [
+            ([goal for goal, _ in one], list(parts[at * each : (at + 1) * each]))
+            for at, one in enumerate(filled)
+        ]
+
+
+def _sent(numbers: Sequence[list[int]], device: torch.device) -> tuple[Tensor, ...]:
+    """Lists of numbers on a device, with one copy."""
+    flat = torch.tensor([number for one in numbers for number in one])
+    return host.send(flat, device).split([len(one) for one in numbers])
+
+
+def _write(goals: Sequence[Tensor], numbers: Sequence[list[int]]) -> None:
+    _copy_all(list(goals), list(_sent(numbers, goals[0].device)))
 
 
 class GraphedForward:
@@ -168,6 +197,7 @@ class GraphedForward:
         door: the way in.
         body: makes attention that reads tables.
         tapped: which hidden states are to come out too.
+        fused: the forward in few kernels; None: the model's own runs.
 
     Attributes:
         captures: graphs that were made so far.
@@ -182,8 +212,10 @@ class GraphedForward:
         door: InterfaceDoor,
         body: BodyMaker,
         tapped: Tapped | None = None,
+        fused: FusedForward | None = None,
     ) -> None:
         self._model, self._door, self._body, self._tapped = model, door, body, tapped
+        self._fused = fused
         self._graphs: dict[Shape, _Graph] = {}
         self._pools_made = 0
         self.captures = 0
@@ -200,40 +232,63 @@ class GraphedForward:
             self._forget()
 
     def __call__(
-        self,
-        tokens_1R: Int64[Tensor, "1 R"],
-        positions_1R: Int64[Tensor, "1 R"],
-        wanted_K: Int64[Tensor, " K"],
+        self, tokens_R: Int64[Tensor, " R"], plan: Plan, wanted_K: Int64[Tensor, " K"] | None
     ) -> tuple[Float[Tensor, "1 K V"], Float[Tensor, "1 R F"] | None]:
-        """The logits of some rows of a forward in progress; hidden states of all its rows.
+        """The logits of some rows of a forward in progress, None = all; hidden states of all.
+
+        Tokens, the plan's positions and what is wanted are the host's.
 
         Raises:
             UnsupportedModel: the forward cannot be captured.
         """
-        forward, rows = current(), tokens_1R.shape[1]
-        if self._pools_made != forward.cache.pools_made:
-            self._forget()
-        shape = Shape.of(forward.plan, rows)
-        graph = self._graphs.get(shape)
-        if graph is None:
-            graph = self._captured(shape, forward.cache, (tokens_1R, positions_1R, forward.plan))
-            self._graphs[shape] = graph
-            self._pools_made = forward.cache.pools_made
-        else:
-            graph.fill(tokens_1R, positions_1R, forward.plan)
+        rows = len(tokens_R)
+        graph = self._found(Shape.of(plan, rows), current().cache, tokens_R, plan)
         logits, hidden = graph.replay()
         # Copies: the next replay writes over both.
-        picked = logits.index_select(1, host.send(wanted_K, logits.device))
+        if wanted_K is None:
+            picked = logits[:, :rows].clone()
+        else:
+            picked = logits.index_select(1, host.send(wanted_K, logits.device))
         return picked, None if hidden is None else hidden[:, :rows].clone()
 
-    def _captured(
-        self, shape: Shape, cache: CacheManager, first: tuple[Tensor, Tensor, Plan]
-    ) -> _Graph:
-        tokens_1R, positions_1R, _ = first
-        tables = HeldTables(shape)
+    def row_by_row(
+        self, cache: CacheManager, plans: Sequence[Plan]
+    ) -> Callable[[int, int], Float[Tensor, "1 V"]]:
+        """What scores one token under each of some plans in turn, the last of the most blocks.
+
+        It is given which plan, and the token.
+
+        Raises:
+            UnsupportedModel: the forward cannot be captured.
+        """
+        nothing = torch.zeros(1, dtype=torch.int64)
+        graph = self._found(Shape.of(plans[-1], 1), cache, nothing, plans[0])
+        filled = graph.rows_of(plans)
+
+        def row(at: int, token: int) -> Tensor:
+            graph.tokens_1W.fill_(token)
+            _copy_all(*filled[at])
+            return graph.replay()[0][0].clone()
+
+        return row
+
+    def _found(self, shape: Shape, cache: CacheManager, tokens_R: Tensor, plan: Plan) -> _Graph:
+        """The graph of a shape, filled with a forward; captured where there is none yet."""
+        if self._pools_made != cache.pools_made:
+            self._forget()
+        graph = self._graphs.get(shape)
+        if graph is None:
+            graph = self._graphs[shape] = self._captured(shape, cache, tokens_R, plan)
+            self._pools_made = cache.pools_made
+        else:
+            graph.fill(tokens_R, plan)
+        return graph
+
+    def _captured(self, shape: Shape, cache: CacheManager, tokens_R: Tensor, first: Plan) -> _Graph:
+        tables, device = HeldTables(shape), self._model.device
         body = self._body(tables)
-        graph = _Graph(_buffer(tokens_1R, shape), _buffer(positions_1R, shape), tables)
-        graph.fill(*first)
+        graph = _Graph(_buffer(shape, device), _buffer(shape, device), tables)
+        graph.fill(tokens_R, first)
         plan = Plan((), graph.positions_1W[0])
 
         def run() -> Outputs:
@@ -258,6 +313,8 @@ class GraphedForward:
         return graph
 
     def _outputs(self, tokens_1W: Tensor, positions_1W: Tensor) -> Outputs:
+        if self._fused is not None:
+            return self._fused(tokens_1W, positions_1W)
         inputs: dict[str, Any] = {"input_ids": tokens_1W, "position_ids": positions_1W}
         inputs |= self._door.given(positions_1W[0])
         if self._tapped is None:
@@ -284,7 +341,13 @@ def graphed_forward(
     if reason is not None:
         raise UnsupportedModel(f"compile=True: {reason}; {GraphedForward.remedy}")
     assert isinstance(door, InterfaceDoor) and body is not None
-    return GraphedForward(model, door, body, tapped)
+    fused = fused_forward(model, door, WIDTHS[-1], tapped) if fuses(model.device) else None
+    return GraphedForward(model, door, body, tapped, fused)
+
+
+def fuses(device: torch.device) -> bool:
+    """Whether kernels are made of forwards there: elsewhere graphs are only tried out."""
+    return device.type == "cuda"
 
 
 def _recorded(
@@ -292,6 +355,7 @@ def _recorded(
 ) -> Callable[[], Outputs]:
     """What runs a forward again over the same buffers, and gives what comes out."""
     if device.type != "cuda":
+        run()
         return run
     side, here = torch.cuda.Stream(device), torch.cuda.current_stream(device)
     side.wait_stream(here)
@@ -315,13 +379,13 @@ def _memory(device: torch.device) -> Any:
     return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
 
-def _places(model: nn.Module) -> tuple[int, ...]:
+def _places(model: PreTrainedModel) -> tuple[int, ...]:
     """Where a model's weights lie."""
-    return tuple(t.data_ptr() for t in (*model.parameters(), *model.buffers()))
+    return tuple(t.data_ptr() for t in named_weights(model).values())
 
 
-def _buffer(like_1R: Tensor, shape: Shape) -> Tensor:
-    return like_1R.new_zeros(1, shape.width)
+def _buffer(shape: Shape, device: torch.device) -> Tensor:
+    return torch.zeros(1, shape.width, dtype=torch.int64, device=device)
 
 
 def _refused(model: PreTrainedModel) -> str:

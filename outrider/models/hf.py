@@ -40,10 +40,10 @@ from outrider.models.capability import (
     through_interface,
     through_slab,
 )
-from outrider.models.chain import PackageChain
+from outrider.models.chain import CPU, GraphChain, PackageChain
 from outrider.models.compiled import CompiledForward, Part, Tapped, compiled_forward
 from outrider.models.context import context_of
-from outrider.models.device import give_back_memory, pick_device
+from outrider.models.device import device_of, give_back_memory, pick_device
 from outrider.models.doors import Door, InterfaceDoor
 from outrider.models.folder import auto_class, model_folder, no_progress_bar, unreadable
 from outrider.models.graphs import BodyMaker, GraphedForward, graphed_forward, triton_body
@@ -53,6 +53,7 @@ from outrider.models.packages import first_line
 from outrider.models.packing import (
     PackedLinear,
     arrange_linears,
+    join_linears,
     restore_linears,
     use_product,
     uses_product,
@@ -118,11 +119,13 @@ class HuggingFaceTarget(Target):
         self.vocab_size = int(config.vocab_size)
         context = context_of(config)
         self.max_length = context.max_length
-        self.device = model.device
+        self.device = device_of(model)
         self.dtype = model.dtype
         # Keys of one text under short and under long frequencies are not each other's.
         share_prefixes = share_prefixes and context.switch is None
-        self._cache = CacheManager(share_prefixes=share_prefixes)
+        self._cache = CacheManager(
+            share_prefixes=share_prefixes, gives_back=not host.on_gpu(self.device)
+        )
         self.prefix_block = BLOCK_SLOTS if share_prefixes else None
         self._texts = (
             self._cache
@@ -134,7 +137,7 @@ class HuggingFaceTarget(Target):
         self._door: Door
         self._body: Body = attend_cpu
         self._pack = pack
-        self._arranges = arrange and host.reads_free(self.device)
+        self._arranges = arrange and not (strict and host.on_gpu(self.device))
         self._align, self._row_multiple = 1, 1
         self._compiled: Faster | None = None
         self._product: Product | None = None
@@ -258,7 +261,11 @@ class HuggingFaceTarget(Target):
             raise failed_trial(self.model, error) from error
 
     def _arrange_linears(self) -> None:
-        if self._arranges:
+        if not self._arranges:
+            return
+        if host.on_gpu(self.device):
+            join_linears(self.model)
+        else:
             arrange_linears(self.model, pack_all=self.strict and self._pack, pack=self._pack)
         if self._product is not None:
             use_product(self.model, self._product)
@@ -281,7 +288,8 @@ class HuggingFaceTarget(Target):
             raise InvalidConfig(NOT_STRICT)
         self._forget_compiled()
         self._builds = build
-        self._use_product(product(build=build) if self._arranges else None, self._tried_body())
+        own = self._arranges and not host.on_gpu(self.device)
+        self._use_product(product(build=build) if own else None, self._tried_body())
         try:
             found = self._faster()
             if found is not None:
@@ -662,12 +670,18 @@ class HuggingFaceTarget(Target):
         if long:
             # The frequencies follow the forward's longest row: one more row beside makes sure.
             pad = pad or self._row_multiple
-        plan = make_plan(self._cache, rows, self.device, align=self._align, pad=pad)
+        graphs = self._graphs_for(rows)
+        # A graph takes what the host has, all of it with one copy.
+        device = self.device if graphs is None else CPU
+        plan = make_plan(self._cache, rows, device, align=self._align, pad=pad)
         self._check_length(plan)
         if long:
             plan.positions[-pad:] = self._long_position
         with self._door.entered(self._cache, plan, self._body):
-            logits = self._forward(rows, plan, pad)
+            if graphs is None:
+                logits = self._forward(rows, plan, pad)
+            else:
+                logits = self._replayed(graphs, rows, plan)
         tokens = rows.tokens_R.tolist()
         for seq, span in zip(rows.seqs, plan.spans, strict=True):
             self._cache.stage(seq, span.num_rows, span.ancestors, tokens[span.first : span.last])
@@ -676,13 +690,11 @@ class HuggingFaceTarget(Target):
     def _no_logits(self) -> Tensor:
         return torch.empty(0, self.vocab_size, dtype=self.dtype, device=self.device)
 
-    def chain(self, seq: int, most: int) -> PackageChain | None:
-        """Rows of one sequence one after another, where forwards are machine code."""
+    def chain(self, seq: int, most: int) -> PackageChain | GraphChain | None:
+        """Rows of one sequence one after another, where forwards are machine code or graphs."""
         package, door = self._compiled, self._door
         simple = self._taps is None and self._part is None and self._texts is self._cache
-        if not (
-            simple and isinstance(package, CompiledForward) and isinstance(door, InterfaceDoor)
-        ):
+        if not (simple and package is not None and isinstance(door, InterfaceDoor)):
             return None
         if self._cache.ancestors(seq) is not None:
             return None
@@ -690,6 +702,8 @@ class HuggingFaceTarget(Target):
         if self.max_length is not None and longest > self.max_length:
             return None
         try:
+            if isinstance(package, GraphedForward):
+                return GraphChain(package, self._cache, seq, most)
             return PackageChain(package, door, self._cache, self._body, seq, most)
         except OutOfMemory:
             # There may be room for as many as come to be read.
@@ -707,6 +721,22 @@ class HuggingFaceTarget(Target):
         """Give back the sequence's blocks."""
         self._texts.close(seq)
 
+    def _graphs_for(self, rows: Rows) -> GraphedForward | None:
+        """The graphs that run some rows; None where they run otherwise."""
+        found = self._compiled
+        if found is not None and self._taps is not None:
+            found = self._compiled_taps.get(self._taps.layers)
+        some = rows.logits_rows is None or rows.logits_rows.numel() > 0
+        few = len(rows.tokens_R) <= GraphedForward.most_rows
+        runs = self._part is None and isinstance(found, GraphedForward) and some and few
+        return found if runs else None  # pyright: ignore[reportReturnType]
+
+    def _replayed(self, graphs: GraphedForward, rows: Rows, plan: Plan) -> Tensor:
+        logits, hidden = graphs(rows.tokens_R, plan, rows.logits_rows)
+        if self._taps is not None and hidden is not None:
+            self._taps.add(rows, hidden[0])
+        return logits[0]
+
     def _forward(self, rows: Rows, plan: Plan, pad: int) -> Tensor:
         tokens = host.send(rows.tokens_R, self.device)
         wanted, taps = rows.logits_rows, self._taps
@@ -717,7 +747,7 @@ class HuggingFaceTarget(Target):
         if compiled is not None and taps is not None:
             compiled = self._compiled_taps.get(taps.layers)
         some = wanted is None or wanted.numel() > 0
-        if compiled is not None and some and len(tokens) <= compiled.most_rows:
+        if isinstance(compiled, CompiledForward) and some and len(tokens) <= compiled.most_rows:
             wanted = torch.arange(len(tokens)) if wanted is None else wanted
             logits, hidden = compiled(tokens[None], plan.positions[None], wanted)
             if taps is not None and hidden is not None:

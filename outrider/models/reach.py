@@ -42,15 +42,19 @@ Reach = Window | Chunk
 """What bounds a layer's rows; None where every earlier token is seen."""
 
 
-def recognise(function: Callable[..., Any], size: int | None) -> Reach | None:
+def recognise(
+    function: Callable[..., Any], size: int | None, device: torch.device | None = None
+) -> Reach | None:
     """Return what a mask function of (batch, head, row, key) does; `size` is the family's number.
+
+    It is asked on the model's device, where what it holds lies.
 
     Raises:
         ValueError: it is neither causal, nor a window, nor chunks of that size.
     """
     candidates = (None,) if size is None else (Window(size), Chunk(size), None)
     for reach in candidates:
-        if all(_agrees(function, reach, row) for row in _telling_rows(size)):
+        if all(_agrees(function, reach, row, device) for row in _telling_rows(size)):
             return reach
     raise ValueError(f"no causal mask, window or chunk of {size}")
 
@@ -61,10 +65,12 @@ def _telling_rows(size: int | None) -> list[int]:
     return [0, 1, size - 1, size, size + 1, 2 * size - 1, 2 * size, 2 * size + 1]
 
 
-def _agrees(function: Callable[..., Any], reach: Reach | None, row: int) -> bool:
+def _agrees(
+    function: Callable[..., Any], reach: Reach | None, row: int, device: torch.device | None
+) -> bool:
     keys = torch.arange(row + 3)
-    zero = torch.tensor(0)
-    seen = torch.as_tensor(function(zero, zero, torch.tensor(row), keys))
+    zero, own = (torch.tensor(number, device=device) for number in (0, row))
+    seen = torch.as_tensor(function(zero, zero, own, keys.to(device)))
     wanted = keys <= row
     if reach is not None:
         wanted &= keys >= reach.lowest(row)

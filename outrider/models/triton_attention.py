@@ -116,6 +116,9 @@ def _attend(
     upto = tl.load(table + rows + row, mask=there, other=0)
     lowest = tl.load(table + 2 * rows + row, mask=there, other=0)
     bits = tl.load(table + 3 * rows + row, mask=there, other=0)
+    # Blocks between these all rows see whole.
+    lowest_end = tl.min(tl.where(there, upto, end), 0)
+    highest_begin = tl.max(tl.where(there, lowest, 0), 0)
     place = head * query_head + row * query_row
     q = tl.load(
         query + place[:, None] + d[None, :], mask=there[:, None] & (d < WIDTH)[None, :], other=0.0
@@ -139,10 +142,11 @@ def _attend(
             away = tl.exp(-2.0 * tl.abs(scores) / softcap)
             capped = softcap * (1.0 - away) / (1.0 + away)
             scores = tl.where(scores < 0, -capped, capped)
-        node = token[None, :] - upto[:, None]
-        bit = (bits[:, None] >> tl.minimum(tl.maximum(node, 0), 63)) & 1
-        seen = tl.where(node < 0, token[None, :] >= lowest[:, None], (node < 64) & (bit == 1))
-        scores = tl.where(seen & there[:, None] & held[None, :], scores, -float("inf"))
+        if (i * SLOTS < highest_begin) | ((i + 1) * SLOTS > lowest_end):
+            node = token[None, :] - upto[:, None]
+            bit = (bits[:, None] >> tl.minimum(tl.maximum(node, 0), 63)) & 1
+            seen = tl.where(node < 0, token[None, :] >= lowest[:, None], (node < 64) & (bit == 1))
+            scores = tl.where(seen & there[:, None] & held[None, :], scores, -float("inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
         # Where all so far is -inf there is nothing to rescale.
         base = tl.where(higher == -float("inf"), 0.0, higher)

@@ -93,14 +93,16 @@ def test_the_race_has_the_same_winner(width: int, dtype: torch.dtype):
 def test_rules_decide_alike_through_the_fused_bodies(
     rule: str, heat: torch.Tensor | None, monkeypatch: pytest.MonkeyPatch
 ):
-    """The way of a GPU, walked on the CPU."""
-    target = table(12, 4, 700)
+    """The way of a GPU, walked on the CPU where there is none."""
+    target = table(12, 4, 700).to(DEVICE)
+    heat = None if heat is None else heat.to(DEVICE)
     scaled = target if heat is None else target / heat[:, None, None]
-    q = torch.softmax(scaled[:, :3] + table(12, 3, 700, seed=1) / 4, -1).flatten(0, 1)
+    q = torch.softmax(scaled[:, :3] + table(12, 3, 700, seed=1).to(DEVICE) / 4, -1).flatten(0, 1)
     chance = RoundNoise(
         noise.as_key(range(12)), torch.zeros(12, dtype=torch.int64), torch.arange(12)
     )
-    tokens = torch.multinomial(q, 1, generator=torch.Generator().manual_seed(1)).view(12, 3)
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.multinomial(q.cpu(), 1, generator=generator).view(12, 3)
     draft = Draft.chain(tokens, torch.arange(12) % 3 + 1, Law.dense(q))
     plain = RULES[rule].verify(draft, TargetLogits(target, heat), chance)
     monkeypatch.setattr(host, "reads_free", lambda device: False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,9 +16,14 @@ from outrider import SamplingParams, SpeculativeDecoder, SpeculativeDecoderConfi
 from outrider.decoding import host
 from outrider.errors import UnsupportedModel
 from outrider.models import graphs
+from outrider.models.attention_op import Forward
 from outrider.models.base import Rows
-from outrider.models.graphs import WIDTHS, GraphedForward, HeldTables, Shape
+from outrider.models.chain import GraphChain
+from outrider.models.graphs import WIDTHS, GraphedForward, HeldTables, Shape, _Graph
 from outrider.models.hf import HuggingFaceTarget
+from outrider.models.inductor import FusedForward
+from outrider.models.packages import cache_folder, is_own
+from outrider.models.packing import joined_linears
 from outrider.models.plan import make_plan
 from tests.models.families import (
     SHAPE,
@@ -116,7 +122,20 @@ def test_rows_are_those_of_the_models_own_forward():
     assert {shape.width for shape in made._graphs} == {1, 5, 12}
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gpt-oss", "llama4"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "gemma2",
+        pytest.param(
+            "gpt-oss",
+            marks=pytest.mark.skipif(
+                DEVICE.type == "cuda", reason="its experts' float32 products are sized by the host"
+            ),
+        ),
+        "llama4",
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*cannot be fused")
 def test_families_have_the_same_rows(family: str):
     """Windows of some layers and not of others, sinks, chunks, rows that are counted."""
     target = target_of(family)
@@ -212,10 +231,12 @@ def test_weights_that_lie_elsewhere_drop_the_graphs():
     target.close(seqs[0])
     name = "model.layers.0.mlp.up_proj.weight"
     target.update_weights({name: target.model.state_dict()[name] * 1.5})
-    assert made._graphs, "copied into place"
+    # Joined layers were taken apart for it and joined anew, be it where they lay.
     found, own = both(target, rows_of(open_at(target, 5), (1,)))
-    assert made.captures == 1 and relative_error(found, own) < BOUND
-    layer = target.model.get_submodule("model.layers.0.mlp.up_proj")
+    assert relative_error(found, own) < BOUND
+    made.bind()
+    assert made._graphs
+    layer = target.model.get_submodule("model.layers.0.mlp.down_proj")
     layer.weight = nn.Parameter(layer.weight.detach() * 1.5)
     made.bind()
     assert not made._graphs
@@ -285,8 +306,9 @@ def test_refusals_name_the_model_and_the_remedy(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_graphs_that_are_off_are_refused(monkeypatch: pytest.MonkeyPatch):
-    def off(self: HeldTables, plan: Any) -> None:
+    def off(self: HeldTables, plan: Any) -> list[Any]:
         self._plan = plan
+        return []
 
     monkeypatch.setattr(HeldTables, "fill", off)
     with pytest.raises(UnsupportedModel, match=r"differ from its own by.*leave compile out"):
@@ -336,6 +358,94 @@ def test_texts_are_those_of_the_plain_way(temperature: float):
         host._AS_ON_GPU.reset(token)
 
 
+def test_rows_one_after_another_are_those_of_one_forward():
+    """A chain over several blocks, as long as it was meant to be and shorter; then the next one."""
+    target = target_of()
+    made, seqs = graphed(target), open_at(target, 62, 9)
+    for seq, length in ((seqs[0], 5), (seqs[1], 3), (seqs[0], 4)):
+        tokens = random_tokens(length, length).tolist()
+        with target.uncompiled():
+            own = target.score(Rows((seq,), (length,), torch.tensor(tokens)))
+        target.discard(seq)
+        chain = target.chain(seq, length + 1)
+        assert isinstance(chain, GraphChain)
+        found = torch.cat([chain(token) for token in tokens])
+        assert relative_error(found, own) < BOUND
+        chain.stage()
+        assert target.num_staged(seq) == length
+        # What the rows left behind is what a forward goes on from.
+        found, own = (target.score(rows_of((seq,), (2,))), own)
+        target.discard(seq)
+        with target.uncompiled():
+            target.score(Rows((seq,), (length,), torch.tensor(tokens)))
+            assert relative_error(found, target.score(rows_of((seq,), (2,)))) < BOUND
+        target.commit(seq, length)
+    assert made.captures == 2
+
+
+def test_a_chain_that_counts_its_rows_wrongly_is_found(monkeypatch: pytest.MonkeyPatch):
+    target = target_of()
+    graphed(target)
+    (seq,) = open_at(target, 9)
+    with target.uncompiled():
+        own = target.score(rows_of((seq,), (3,)))
+    target.discard(seq)
+    whole = _Graph.rows_of
+    monkeypatch.setattr(
+        _Graph, "rows_of", lambda graph, plans: whole(graph, [plans[0], *plans[:-1]])
+    )
+    chain = target.chain(seq, 3)
+    assert chain is not None
+    found = torch.cat([chain(token) for token in random_tokens(3).tolist()])
+    assert relative_error(found, own) > 100 * BOUND
+
+
+def test_kernels_are_made_of_a_forward(monkeypatch: pytest.MonkeyPatch):
+    """Inductor's forward is the model's own, with hidden states, under weights that change."""
+    monkeypatch.setattr(graphs, "fuses", lambda device: True)
+    target = target_of()
+    made = graphed(target)
+    assert joined_linears(target.model) and isinstance(made._fused, FusedForward)
+    (seq,) = open_at(target, 70)
+    steps = [rows_of((seq,), (1,)), rows_of((seq,), (5,), parents=TREE), rows_of((seq,), (12,))]
+    for _ in range(2):
+        for rows in steps:
+            found, own = both(target, rows)
+            assert relative_error(found, own) < BOUND
+            target.discard(seq)
+        with torch.no_grad():
+            joined_linears(target.model)[0].weight.mul_(1.5)
+            target.model.model.norm.weight.mul_(0.5)
+    before = made._fused
+    # Weights that lie elsewhere: graphs are captured anew, over the same kernels.
+    target.model.lm_head.weight = nn.Parameter(target.model.lm_head.weight * 2)
+    made.bind()
+    found, own = both(target, steps[0])
+    assert relative_error(found, own) < BOUND and made._fused is before
+    kernels = cache_folder() / "kernels"
+    assert is_own(kernels) and any(kernels.iterdir())
+    # What compiled code would swallow is raised behind it.
+    monkeypatch.setattr(Forward, "attend", lambda *_: (_ for _ in ()).throw(MemoryError("seen")))
+    with pytest.raises(MemoryError, match="seen"):
+        # Not captured yet.
+        target.score(rows_of((seq,), (2,)))
+
+
+def test_a_forward_that_cannot_be_fused_runs_as_it_is(monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setattr(graphs, "fuses", lambda device: True)
+    monkeypatch.setattr(torch.export, "export", refuse)
+    target = target_of()
+    with pytest.warns(UserWarning, match="cannot be fused .*no kernel"):
+        made = graphed(target)
+    assert made._fused is None
+    (seq,) = open_at(target, 9)
+    found, own = both(target, rows_of((seq,), (2,)))
+    assert relative_error(found, own) < BOUND
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="captures CUDA graphs")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_captured_graphs_give_the_same_rows(dtype: torch.dtype):
@@ -352,8 +462,11 @@ def test_captured_graphs_give_the_same_rows(dtype: torch.dtype):
             for seq in rows.seqs:
                 target.commit(seq, 1)
     captures = target._compiled.captures
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        with warnings.catch_warnings():
+            # That it does not see every wait yet.
+            warnings.simplefilter("ignore")
+            torch.cuda.set_sync_debug_mode("error")
         target.score(rows_of(seqs[:1], (3,)))
     finally:
         torch.cuda.set_sync_debug_mode("default")
