@@ -180,6 +180,11 @@ class TargetBest(TargetRows):
         """That of the tokens."""
         return self._best_BT.device
 
+    @property
+    def fits_caches(self) -> bool:
+        """Nobody reads the rows again."""
+        return True
+
     @cached_property
     def _rows(self) -> TargetRows:
         return self._make()

@@ -243,6 +243,7 @@ class GraphedForward:
         """
         rows = len(tokens_R)
         graph = self._found(Shape.of(plan, rows), current().cache, tokens_R, plan)
+        graph.fill(tokens_R, plan)
         logits, hidden = graph.replay()
         # Copies: the next replay writes over both.
         if wanted_K is None:
@@ -273,15 +274,13 @@ class GraphedForward:
         return row
 
     def _found(self, shape: Shape, cache: CacheManager, tokens_R: Tensor, plan: Plan) -> _Graph:
-        """The graph of a shape, filled with a forward; captured where there is none yet."""
+        """The graph of a shape; captured where there is none yet, with a forward as example."""
         if self._pools_made != cache.pools_made:
             self._forget()
         graph = self._graphs.get(shape)
         if graph is None:
             graph = self._graphs[shape] = self._captured(shape, cache, tokens_R, plan)
             self._pools_made = cache.pools_made
-        else:
-            graph.fill(tokens_R, plan)
         return graph
 
     def _captured(self, shape: Shape, cache: CacheManager, tokens_R: Tensor, first: Plan) -> _Graph:

@@ -14,11 +14,18 @@ from torch import Tensor
 from transformers.cache_utils import (
     Cache,
     CacheLayerMixin,
-    DummyLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionCacheLayerMixin,
 )
+
+try:
+    from transformers.cache_utils import DummyLayer
+except ImportError:
+    # Before transformers 5.23 no layer was of this kind.
+    class DummyLayer:
+        """Stands where the kind will."""
+
 
 Layer = CacheLayerMixin | LinearAttentionCacheLayerMixin | DummyLayer
 
