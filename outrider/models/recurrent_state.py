@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor
+from transformers import cache_utils
 from transformers.cache_utils import (
     Cache,
     CacheLayerMixin,
@@ -19,13 +21,11 @@ from transformers.cache_utils import (
     LinearAttentionCacheLayerMixin,
 )
 
-try:
+if TYPE_CHECKING:
     from transformers.cache_utils import DummyLayer
-except ImportError:
-    # Before transformers 5.23 no layer was of this kind.
-    class DummyLayer:
-        """Stands where the kind will."""
-
+else:
+    # Before transformers 5.23 no layer was of that kind.
+    DummyLayer = getattr(cache_utils, "DummyLayer", DynamicLayer)
 
 Layer = CacheLayerMixin | LinearAttentionCacheLayerMixin | DummyLayer
 

@@ -13,6 +13,7 @@ from benchmarks import (
     attention,
     drafters,
     generate,
+    gpu,
     grown,
     heads,
     learned,
@@ -225,3 +226,17 @@ def test_linears_and_attention(
     cases = json.loads(out.read_text())["cases"]
     assert [(case["cached"], case["rows"]) for case in cases] == [(64, 1), (64, 8), (64, 16)]
     assert "64 cached, float32: 8 rows cost" in capsys.readouterr().out
+
+
+def test_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On the processor where there is no GPU."""
+    out = tmp_path / "gpu.json"
+    assert gpu.main(["--smoke", "--anyway", "--k", "2,3", "--json", str(out)]) == 0
+    (cell,) = json.loads(out.read_text())["cells"]
+    assert set(cell["forward_ms"]) == {"1", "8"} and set(cell["speculative"]) == {"2", "3"}
+    assert all(1 < length <= 1 + int(k) for k, length in cell["tokens_per_round"].items())
+    assert all(parts["wall"] > 0 for parts in cell["parts_ms"].values())
+    assert "| 70 | " in capsys.readouterr().out
+    if not torch.cuda.is_available():
+        assert gpu.main([]) == 2
+        assert "no GPU is to be had here; --smoke" in capsys.readouterr().err

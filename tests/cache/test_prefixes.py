@@ -268,3 +268,22 @@ def test_ten_thousand_blocks_used_again_leak_nothing(share: bool) -> None:
     assert not cache._prefixes._blocks and not cache._prefixes._keys
     pool = cache.pool(0, torch.empty(2, 1, 4), torch.empty(2, 1, 4))
     assert not pool.keys.any() and not pool.values.any()
+
+
+def test_a_cache_that_gives_nothing_back_stays_where_it_is() -> None:
+    """What graphs of a GPU are bound to; blocks that are needed are taken all the same."""
+    cache = CacheManager(gives_back=False)
+    text = tokens_of(3, 100 * BLOCK_SLOTS + 5)
+    first = opened(cache, text)
+    size, made = cache.num_blocks, cache.pools_made
+    assert size > KEPT_BLOCKS
+    cache.close(first)
+    again = cache.open(1, text)
+    assert cache.length(again) == 100 * BLOCK_SLOTS and holds(
+        cache, again, text[: 100 * BLOCK_SLOTS]
+    )
+    cache.close(again)
+    cache.close(opened(cache, tokens_of(4, 90 * BLOCK_SLOTS)))
+    assert (cache.num_blocks, cache.pools_made) == (size, made)
+    cache.limit(None)
+    assert cache.num_blocks == 0

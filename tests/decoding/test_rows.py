@@ -25,7 +25,8 @@ from outrider.decoding import (
 from outrider.decoding import rows as rows_module
 from outrider.decoding.draft import Kind
 from outrider.decoding.laws import softmax
-from outrider.decoding.rules import base
+from outrider.decoding.rules import base, greedy
+from outrider.decoding.rules.greedy import GreedyRule
 from outrider.decoding.sampling import gumbel_race, inverse_cdf
 from outrider.tree import TokenTree
 from tests.house.layout import ROOT
@@ -296,3 +297,18 @@ def test_rows_whose_likeliest_tokens_are_known():
     assert torch.equal(known.probs(at), laws.probs(at))
     assert torch.equal(known.prob_of(at, tokens), laws.prob_of(at, tokens))
     assert len(asked) == 1
+
+
+def test_known_tokens_of_wide_rows_are_compared_at_once(monkeypatch: pytest.MonkeyPatch):
+    """Rows that fill no cache are walked along; tokens that are known are not."""
+    monkeypatch.setattr(rows_module, "_CACHED", 100)
+    laws = TargetLaws(torch.softmax(normal(2, 3, 50), -1))
+    known = TargetBest(laws.likeliest(), 50, lambda: laws)
+    tokens = laws.likeliest()[:, :2].clone()
+    tokens[1, 1] += 1
+    draft, chance = Draft.chain(tokens, torch.tensor([2, 2]), None), noise_of(2)
+    walked = GreedyRule().verify(draft, laws, chance)
+    monkeypatch.setattr(greedy, "follow", lambda *_: pytest.fail("rows were walked along"))
+    found = GreedyRule().verify(draft, known, chance)
+    assert found.num_accepted_B.tolist() == walked.num_accepted_B.tolist() == [2, 1]
+    assert torch.equal(found.token_B, walked.token_B)

@@ -1,6 +1,7 @@
 """What cannot be a target is refused by name, with the reason; bad rows end in typed errors."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from outrider.errors import InvalidConfig, ModelError, TokenOutOfRange, Unsuppor
 from outrider.models import hf, plan, trial
 from outrider.models.attention_cpu import attend_cpu
 from outrider.models.base import Rows
+from outrider.models.device import device_of
 from outrider.models.hf import HuggingFaceTarget, default_dtype
 from tests.models.families import (
     one_thread,
@@ -235,3 +237,12 @@ def test_a_device_that_is_not_here_is_named(device, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(InvalidConfig, match=r"device .* is not to be had: .*; give cpu"):
         HuggingFaceTarget.load(tmp_path, device=device)
+
+
+def test_a_model_whose_weights_are_elsewhere_has_the_device_of_its_hook():
+    model = random_model("llama")
+    assert device_of(model) == torch.device("cpu")
+    model.to("meta")
+    assert device_of(model) == torch.device("meta")
+    model._hf_hook = SimpleNamespace(execution_device="cpu")
+    assert device_of(model) == torch.device("cpu")
