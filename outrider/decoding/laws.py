@@ -246,14 +246,8 @@ def all_laws(logits_RV: Float[Tensor, "R V"]) -> bool:
 def likeliest_of_laws(scores_RV: Float[Tensor, "R V"]) -> Int64[Tensor, " R"] | None:
     """`likeliest` of a few rows; None where one of them is no law, as `check_logits` says.
 
-    Both in one pass, as a row's largest entry tells, and on the host: elsewhere the one read of the
-    tokens tells that too. Without gradients.
+    Both in one pass, as a row's largest entry tells: on a processor, and without gradients.
     """
-    if not host.reads_free(scores_RV.device):
-        top_R, best_R = scores_RV.max(-1)
-        # No number and no infinite one less itself is 0.
-        found = best_R.where(top_R - top_R == 0, -1).tolist()
-        return None if -1 in found else torch.tensor(found)
     scores = scores_RV if scores_RV.dtype == torch.float64 else scores_RV.float()
     rows = scores.numpy()
     best = rows.argmax(-1)

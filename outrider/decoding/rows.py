@@ -159,7 +159,7 @@ class TargetBest(TargetRows):
     """Rows of which the likeliest tokens are known, which is all that most ask for.
 
     Args:
-        best_BT: of every row; the host has them, wherever the rows are.
+        best_BT: of every row.
         width: V.
         rows: makes the rows themselves, for those who ask for more.
     """
@@ -191,12 +191,11 @@ class TargetBest(TargetRows):
 
     def probs(self, at_n: Tensor) -> Tensor:
         """As the rows have it."""
-        return self._rows.probs(at_n.to(self._rows.device)).to(self.device)
+        return self._rows.probs(at_n)
 
     def prob_of(self, at_n: Tensor, tokens_n: Tensor) -> Tensor:
         """As the rows have it."""
-        there = self._rows.device
-        return self._rows.prob_of(at_n.to(there), tokens_n.to(there)).to(self.device)
+        return self._rows.prob_of(at_n, tokens_n)
 
     def argmax(self, at_n: Tensor) -> Tensor:
         """The tokens that were given."""

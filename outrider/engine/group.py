@@ -129,16 +129,26 @@ class Scores:
         return rows_RV if self._sound else rows_RV.masked_fill(~usable_R[:, None], 0.0)
 
     def _best(self, rows_RV: Tensor, group: Group) -> TargetRows | None:
-        """The likeliest tokens of chains' rows; None where controls act, or a row is no law."""
-        best_R = None if group.controls.act else likeliest_of_laws(rows_RV)
-        if best_R is None:
+        """The likeliest tokens of chains' rows; None where controls act, or a row is no law.
+
+        Elsewhere than on a processor that is looked at afterwards.
+        """
+        if group.controls.act:
             return None
-        self._sound = True
+        if host.reads_free(rows_RV.device):
+            best_R = likeliest_of_laws(rows_RV)
+            if best_R is None:
+                return None
+            self._sound = True
+        else:
+            top_R, best_R = rows_RV.max(-1)
+            self._usable_R = top_R.isfinite()
         counts, num_rows = self._counts, self._tree.num_nodes + 1
         if min(counts) == num_rows:
             best_BT = best_R.view(len(counts), num_rows)
         else:
-            best_BT = best_R[_places(counts, num_rows)].view(len(counts), num_rows)
+            places = host.send(_places(counts, num_rows), best_R.device)
+            best_BT = best_R[places].view(len(counts), num_rows)
         return TargetBest(
             best_BT, rows_RV.shape[1], lambda: TargetLaws(_padded(rows_RV, counts, num_rows))
         )

@@ -1,11 +1,8 @@
 """The likeliest tokens are torch's argmax, faster."""
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 
-from outrider.decoding import host
 from outrider.decoding.laws import (
     all_laws,
     check_logits,
@@ -43,24 +40,15 @@ def test_rows_with_gradients():
 @pytest.mark.parametrize(
     "broken", [[float("nan")], [float("inf"), float("nan")], [float("inf")], [float("-inf")] * 90]
 )
-@pytest.mark.parametrize("way", [nullcontext, host.as_on_gpu], ids=["host", "gpu"])
-def test_one_pass_tells_of_rows_that_are_no_law(dtype, broken, way):
-    """On a GPU, where there is one, the way of a GPU."""
+def test_one_pass_tells_of_rows_that_are_no_law(dtype, broken):
     rows = torch.randn(5, 90, generator=torch.Generator().manual_seed(1)).to(dtype)
     rows[1, [4, 70]] = 30.0
     rows[3, :89] = float("-inf")
-    if way is host.as_on_gpu:
-        rows = rows.to("cuda" if torch.cuda.is_available() else "cpu")
     assert bool(check_logits(rows).all()) and all_laws(rows)
-    with way():
-        found = likeliest_of_laws(rows)
-    assert found is not None and found.device.type == "cpu"
-    assert torch.equal(found, rows.argmax(-1).cpu()) and found[1] == 4
+    assert torch.equal(likeliest_of_laws(rows), rows.argmax(-1))
     rows[2, : len(broken)] = torch.tensor(broken, dtype=dtype)
     assert check_logits(rows).tolist() == [True, True, False, True, True]
-    with way():
-        assert likeliest_of_laws(rows) is None
-    assert not all_laws(rows)
+    assert likeliest_of_laws(rows) is None and not all_laws(rows)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
