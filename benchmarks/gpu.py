@@ -65,8 +65,8 @@ class Cell:
         read_ms: what reading the weights and the cached tokens once takes at the read bandwidth.
         plain: tokens a second, text by text; `speculative` likewise, by draft length.
         tokens_per_round: by draft length.
-        parts_ms: where a round's time went, by draft length: drafting, scoring, verifying,
-            committing, other.
+        parts_ms: of the last text, where a round's time went, by draft length: drafting,
+            scoring, verifying, committing, other.
     """
 
     context: int
@@ -210,23 +210,32 @@ def measured(
         prompt = torch.randint(target.vocab_size, (context,), generator=draw).tolist()
         forwards = {n: forward_s(target, prompt, n, options.repeats) * 1e3 for n in ROWS}
         draft_ms = forward_s(draft, prompt, 1, options.repeats) * 1e3
-        oracle = OracleDrafter(ModelDrafter(draft), options.alpha)
+        # A text's corruption is drawn anew each time it is decoded, the same for all lengths.
+        oracles = [
+            OracleDrafter(ModelDrafter(draft), options.alpha, seed=context + at)
+            for at in range(options.rounds)
+        ]
         plain = decoder(target, None, 1)
-        oracle.learn(prompt, plain.generate(prompt, options.tokens + 1, seed=0))
-        made = {k: decoder(target, oracle, k) for k in options.k}
+        taught = plain.generate(prompt, options.tokens + 1, seed=0)
+        for oracle in oracles:
+            oracle.learn(prompt, taught)
+        made = {k: [decoder(target, oracle, k) for oracle in oracles] for k in options.k}
         rates: list[float] = []
         speculative: dict[int, list[float]] = {k: [] for k in options.k}
-        for one in made.values():
-            rate(one, prompt, options.tokens)
-            one.reset_metrics()
-        for _ in range(options.rounds):
+        for first, *_ in made.values():
+            rate(first, prompt, options.tokens)
+            first.reset_metrics()
+        for at in range(options.rounds):
             rates.append(rate(plain, prompt, options.tokens))
-            for k, one in made.items():
-                speculative[k].append(rate(one, prompt, options.tokens))
+            for k, ones in made.items():
+                speculative[k].append(rate(ones[at], prompt, options.tokens))
         weights = target.num_parameters * target.dtype.itemsize
         size = weights + context * target.cache_plan()["bytes_per_token"]
-        lengths = {k: one.metrics.mean_acceptance_length for k, one in made.items()}
-        parts = {k: parts_of(one.metrics) for k, one in [(0, plain), *made.items()]}
+        lengths = {
+            k: statistics.mean(one.metrics.mean_acceptance_length for one in ones)
+            for k, ones in made.items()
+        }
+        parts = {k: parts_of(one.metrics) for k, (*_, one) in [(0, (plain,)), *made.items()]}
         cells.append(
             Cell(context, forwards, draft_ms, size / read * 1e3, rates, speculative, lengths, parts)
         )

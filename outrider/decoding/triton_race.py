@@ -58,7 +58,13 @@ def race(probs_RV: Tensor, seed_R: Tensor, sample_R: Tensor, position_R: Tensor)
     if len(out_R):
         rows_RV = probs_RV.contiguous()
         address = seed_R, sample_R, position_R
-        _race[(len(out_R),)](
-            rows_RV, *address, out_R, rows_RV.shape[1], STREAM=noise.STREAM_TARGET, BLOCK=_BLOCK
-        )
+        with torch.cuda.device_of(rows_RV):
+            _race[(len(out_R),)](
+                rows_RV,
+                *address,
+                out_R,
+                rows_RV.shape[1],
+                STREAM=noise.STREAM_TARGET,
+                BLOCK=_BLOCK,
+            )
     return out_R

@@ -5,11 +5,16 @@ Imported only where tensors are on a GPU and Triton is there; the plain bodies a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+P, R = ParamSpec("P"), TypeVar("R")
 # Numbers a program works on at once.
 _BLOCK = 2048
 
@@ -81,6 +86,18 @@ def _less_law(weights, scale, law, law_rows, out, mass, width, BLOCK: tl.constex
     tl.store(mass + n, total)
 
 
+def _there(run: Callable[P, R]) -> Callable[P, R]:
+    """Runs a body on the device of its first tensor, which need not be the current one."""
+
+    @wraps(run)
+    def running(*args: P.args, **kwargs: P.kwargs) -> R:
+        with torch.cuda.device_of(args[0]):
+            return run(*args, **kwargs)
+
+    return running
+
+
+@_there
 def log_norm(rows_RV: Tensor, at_n: Tensor, temperature_n: Tensor | None) -> Tensor:
     """log-sum-exp of some rows under their temperatures, float32."""
     out_n = torch.empty(len(at_n), dtype=torch.float32, device=rows_RV.device)
@@ -99,6 +116,7 @@ def prob_of(
     return (picked_n.double() - norm_n.double()).exp()
 
 
+@_there
 def excess_mass(
     rows_RV: Tensor,
     at_n: Tensor,
@@ -127,6 +145,7 @@ def excess_mass(
     return out_n.double()
 
 
+@_there
 def less_law(
     weights_nV: Tensor, scale_n: Tensor, law_LV: Tensor, law_rows_n: Tensor
 ) -> tuple[Tensor, Tensor]:

@@ -26,6 +26,7 @@ from outrider.models.compiled import Tapped, why_not_anywhere
 from outrider.models.doors import Door, InterfaceDoor
 from outrider.models.inductor import FusedForward, fused_forward, named_weights
 from outrider.models.packages import first_line
+from outrider.models.packing import arrangement_of
 from outrider.models.plan import Plan
 from outrider.models.reach import Reach
 from outrider.models.tables import Layout, Table, Tables, numbers_of, power_of_two, rows_per_tile
@@ -225,6 +226,7 @@ class GraphedForward:
         self._graphs.clear()
         self._memory = _memory(self._model.device)
         self._places = _places(self._model)
+        self._arrangement = arrangement_of(self._model)
 
     def bind(self) -> None:
         """Takes the weights the model has now: graphs go where one lies elsewhere."""
@@ -275,6 +277,9 @@ class GraphedForward:
 
     def _found(self, shape: Shape, cache: CacheManager, tokens_R: Tensor, plan: Plan) -> _Graph:
         """The graph of a shape; captured where there is none yet, with a forward as example."""
+        if self._arrangement != arrangement_of(self._model):
+            # Who takes layers apart frees what graphs read.
+            self._forget()
         if self._pools_made != cache.pools_made:
             self._forget()
         graph = self._graphs.get(shape)
@@ -302,9 +307,9 @@ class GraphedForward:
 
         try:
             graph.replay = _recorded(run, self._model.device, self._memory)
-        except (torch.OutOfMemoryError, OutriderError):
+        except (MemoryError, torch.OutOfMemoryError, OutriderError):
             raise
-        except RuntimeError as error:
+        except Exception as error:
             raise UnsupportedModel(
                 f"{_refused(self._model)} ({first_line(error)}); {self.remedy}"
             ) from error

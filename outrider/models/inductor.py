@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -116,16 +115,33 @@ def _compiling() -> Iterator[None]:
     """Around tracing and compiling, which change what is global in torch."""
     folder = cache_folder() / KERNELS
     with keeping():
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # The mode is that of the last folder alone.
+        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.mkdir(exist_ok=True, mode=0o700)
         for path in (folder.parent, folder):
             check_owner(path)
     with compiled.building:
         own = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
         with (
             warnings.catch_warnings(),
-            mock.patch.dict(os.environ, own),
+            _set(own),
             torch.no_grad(),
             compiled.quiet(),
         ):
             warnings.simplefilter("ignore")
             yield
+
+
+@contextmanager
+def _set(variables: dict[str, str]) -> Iterator[None]:
+    """A time in which these variables of the environment are set; others are left alone."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from transformers import LlamaConfig
 from outrider import SamplingParams, SpeculativeDecoder, SpeculativeDecoderConfig
 from outrider.decoding import host
 from outrider.errors import UnsupportedModel
-from outrider.models import graphs
+from outrider.models import graphs, inductor
 from outrider.models.attention_op import Forward
 from outrider.models.base import Rows
 from outrider.models.chain import GraphChain
@@ -23,7 +25,7 @@ from outrider.models.graphs import WIDTHS, GraphedForward, HeldTables, Shape, _G
 from outrider.models.hf import HuggingFaceTarget
 from outrider.models.inductor import FusedForward
 from outrider.models.packages import cache_folder, is_own
-from outrider.models.packing import joined_linears
+from outrider.models.packing import joined_linears, restore_linears
 from outrider.models.plan import make_plan
 from tests.models.families import (
     SHAPE,
@@ -232,6 +234,7 @@ def test_weights_that_lie_elsewhere_drop_the_graphs():
     name = "model.layers.0.mlp.up_proj.weight"
     target.update_weights({name: target.model.state_dict()[name] * 1.5})
     # Joined layers were taken apart for it and joined anew, be it where they lay.
+    assert made._places == graphs._places(target.model)
     found, own = both(target, rows_of(open_at(target, 5), (1,)))
     assert relative_error(found, own) < BOUND
     made.bind()
@@ -471,3 +474,30 @@ def test_captured_graphs_give_the_same_rows(dtype: torch.dtype):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert target._compiled.captures == captures
+
+
+def test_layers_that_others_take_apart_drop_the_graphs():
+    target = target_of()
+    made, (seq,) = graphed(target), open_at(target, 5)
+    target.score(rows_of((seq,), (1,)))
+    target.discard(seq)
+    restore_linears(target.model)
+    found, own = both(target, rows_of((seq,), (1,)))
+    assert made.captures == 2 and relative_error(found, own) < BOUND
+
+
+def test_the_folder_of_kernels_is_ones_own_under_any_umask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("OUTRIDER_CACHE_DIR", str(tmp_path / "new"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", "kept")
+    before = os.umask(0o002)
+    try:
+        with inductor._compiling():
+            assert os.environ["TORCHINDUCTOR_CACHE_DIR"].startswith(str(tmp_path))
+            os.environ["OUTRIDER_SEEN_MEANWHILE"] = "yes"
+        assert os.environ.pop("OUTRIDER_SEEN_MEANWHILE") == "yes"
+    finally:
+        os.umask(before)
+    assert os.environ["TRITON_CACHE_DIR"] == "kept"
+    assert is_own(tmp_path / "new" / "compiled") and is_own(cache_folder() / "kernels")
