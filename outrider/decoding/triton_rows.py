@@ -5,16 +5,11 @@ Imported only where tensors are on a GPU and Triton is there; the plain bodies a
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-from typing import ParamSpec, TypeVar
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-P, R = ParamSpec("P"), TypeVar("R")
 # Numbers a program works on at once.
 _BLOCK = 2048
 
@@ -86,24 +81,13 @@ def _less_law(weights, scale, law, law_rows, out, mass, width, BLOCK: tl.constex
     tl.store(mass + n, total)
 
 
-def _there(run: Callable[P, R]) -> Callable[P, R]:
-    """Runs a body on the device of its first tensor, which need not be the current one."""
-
-    @wraps(run)
-    def running(*args: P.args, **kwargs: P.kwargs) -> R:
-        with torch.cuda.device_of(args[0]):
-            return run(*args, **kwargs)
-
-    return running
-
-
-@_there
 def log_norm(rows_RV: Tensor, at_n: Tensor, temperature_n: Tensor | None) -> Tensor:
     """log-sum-exp of some rows under their temperatures, float32."""
     out_n = torch.empty(len(at_n), dtype=torch.float32, device=rows_RV.device)
     if len(at_n):
         heat_n = _heat(temperature_n, out_n)
-        _log_norm[(len(at_n),)](rows_RV, at_n, heat_n, out_n, rows_RV.shape[1], BLOCK=_BLOCK)
+        with torch.cuda.device_of(rows_RV):
+            _log_norm[(len(at_n),)](rows_RV, at_n, heat_n, out_n, rows_RV.shape[1], BLOCK=_BLOCK)
     return out_n
 
 
@@ -116,7 +100,6 @@ def prob_of(
     return (picked_n.double() - norm_n.double()).exp()
 
 
-@_there
 def excess_mass(
     rows_RV: Tensor,
     at_n: Tensor,
@@ -130,38 +113,39 @@ def excess_mass(
     out_n = torch.empty_like(norm_n)
     if len(at_n):
         heat_n, times_n = _heat(temperature_n, norm_n), scale_n.float()
-        _excess_mass[(len(at_n),)](
-            rows_RV,
-            at_n,
-            heat_n,
-            norm_n,
-            times_n,
-            law_LV,
-            law_rows_n,
-            out_n,
-            rows_RV.shape[1],
-            BLOCK=_BLOCK,
-        )
+        with torch.cuda.device_of(rows_RV):
+            _excess_mass[(len(at_n),)](
+                rows_RV,
+                at_n,
+                heat_n,
+                norm_n,
+                times_n,
+                law_LV,
+                law_rows_n,
+                out_n,
+                rows_RV.shape[1],
+                BLOCK=_BLOCK,
+            )
     return out_n.double()
 
 
-@_there
 def less_law(
     weights_nV: Tensor, scale_n: Tensor, law_LV: Tensor, law_rows_n: Tensor
 ) -> tuple[Tensor, Tensor]:
     """`max(0, scale * weights - q)` of float32 rows, and the mass of each, in one pass."""
     out_nV, mass_n = torch.empty_like(weights_nV), torch.empty_like(weights_nV[:, 0])
     if len(weights_nV):
-        _less_law[(len(weights_nV),)](
-            weights_nV,
-            scale_n.float(),
-            law_LV,
-            law_rows_n,
-            out_nV,
-            mass_n,
-            weights_nV.shape[1],
-            BLOCK=_BLOCK,
-        )
+        with torch.cuda.device_of(weights_nV):
+            _less_law[(len(weights_nV),)](
+                weights_nV,
+                scale_n.float(),
+                law_LV,
+                law_rows_n,
+                out_nV,
+                mass_n,
+                weights_nV.shape[1],
+                BLOCK=_BLOCK,
+            )
     return out_nV, mass_n
 
 
