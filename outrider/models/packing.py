@@ -7,10 +7,10 @@ oneDNN's layout uses two private operators of torch (`mkldnn._reorder_linear_wei
 `mkldnn._linear_pointwise`) behind a probe.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -41,10 +41,15 @@ class OwnLinear(nn.Module):
 
     in_features: int
     out_features: int
+    bias: Tensor | None
 
     def direct(self) -> Direct | None:
         """How machine code computes it by itself, as it stands; None: Python does."""
         return None
+
+    def extra_repr(self) -> str:
+        """Return the sizes, as `nn.Linear` prints them."""
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
 
 
 class FewRowsLinear(OwnLinear):
@@ -81,10 +86,6 @@ class FewRowsLinear(OwnLinear):
     def direct(self) -> Direct | None:
         """By its product, where it has one that takes its weight."""
         return None if self.product is None else self.product.direct(self.weight, self.bias)
-
-    def extra_repr(self) -> str:
-        """Return the sizes, as `nn.Linear` prints them."""
-        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
 
 
 def _block(out_features: int, in_features: int) -> int | None:
@@ -165,10 +166,6 @@ class PackedLinear(OwnLinear):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[prefix + "weight"] = self.weight
 
-    def extra_repr(self) -> str:
-        """Return the sizes, as `nn.Linear` prints them."""
-        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
-
 
 class JoinedLinear(OwnLinear):
     """A linear layer `[..., in_features] -> [..., out_features]` over a plain weight, anywhere."""
@@ -181,10 +178,6 @@ class JoinedLinear(OwnLinear):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return `inputs @ weight.T + bias`."""
         return nn.functional.linear(inputs, self.weight, self.bias)
-
-    def extra_repr(self) -> str:
-        """Return the sizes, as `nn.Linear` prints them."""
-        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
 
 
 class _Fusion:
@@ -234,6 +227,12 @@ class FusedLinear(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return `inputs @ weight.T + bias`; a strided view of the shared product."""
         return self._fusion.part(inputs, self._which)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # The shared layer is nobody's child, so that it has no name in a state_dict.
+        if self._which == 0 and not isinstance(self._fusion.linear, PackedLinear):
+            self._fusion.linear._apply(fn, recurse)
+        return super()._apply(fn, recurse)
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool

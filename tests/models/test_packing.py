@@ -10,6 +10,7 @@ from outrider.models.packing import (
     PackedLinear,
     arrange_linears,
     can_pack,
+    join_linears,
 )
 from tests.models.families import (
     one_thread,
@@ -108,3 +109,20 @@ def test_hooked_and_derived_layers_are_left_alone():
 def test_packing_needs_a_processor_and_a_known_dtype():
     assert not can_pack(torch.device("cuda"), torch.float32)
     assert not can_pack(torch.device("cpu"), torch.float16)
+
+
+@torch.no_grad()
+def test_layers_that_share_a_product_are_moved_with_the_model():
+    """`.to` reaches the weights of the product, which is nobody's child."""
+    for arrange in (join_linears, arrange_linears):
+        model = random_model("llama")
+        tokens = random_tokens(5)[None]
+        wanted = model(tokens).logits
+        arrange(model)
+        assert any(isinstance(module, FusedLinear) for module in model.modules())
+        before = model.state_dict()
+        model.to(torch.float64)
+        assert relative_error(model(tokens).logits, wanted.double()) < 1e-5
+        after = model.state_dict()
+        assert after.keys() == before.keys()
+        assert all(torch.equal(after[name], before[name].double()) for name in before)
