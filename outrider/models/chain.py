@@ -24,7 +24,28 @@ if TYPE_CHECKING:
 CPU = torch.device("cpu")
 
 
-class PackageChain:
+class _Rows:
+    """Room behind a sequence for rows that come one by one, and what has come."""
+
+    def __init__(self, cache: CacheManager, seq: int, most: int) -> None:
+        self._cache, self._seq = cache, seq
+        self._length = cache.length(seq)
+        self._first = self._length + cache.num_staged(seq)
+        self._slots = cache.reserve(seq, most)
+        self._read: list[int] = []
+
+    def _span(self, at: int, places: dict[torch.device, Tensor] | None = None) -> Span:
+        """That of one row."""
+        slots = Slots(self._first + at + 1, self._slots.start, self._slots.table)
+        return Span(0, 1, self._length, slots, None, None, 1, _places=places or {})
+
+    def stage(self) -> None:
+        """Stages what was read; the end of it."""
+        self._cache.stage(self._seq, len(self._read), None, self._read)
+        self._read = []
+
+
+class PackageChain(_Rows):
     """Up to so many rows of a sequence, scored one by one by machine code.
 
     Args:
@@ -48,24 +69,18 @@ class PackageChain:
         seq: int,
         most: int,
     ) -> None:
-        self._package, self._cache, self._body, self._seq = package, cache, body, seq
-        self._reaches = door.reaches
-        self._length = cache.length(seq)
-        self._first = self._length + cache.num_staged(seq)
-        self._slots = cache.reserve(seq, most)
+        super().__init__(cache, seq, most)
+        self._package, self._body, self._reaches = package, body, door.reaches
         self._places_n = self._slots.index(0, self._slots.count, CPU)
         self._positions_1K = torch.arange(self._first, self._first + most)[None]
         self._tokens_1K = torch.empty(1, most, dtype=torch.int64)
         self._wanted = torch.zeros(1, dtype=torch.int64)
-        self._read: list[int] = []
 
     @torch.inference_mode()
     def __call__(self, token: int) -> Float[Tensor, "1 V"]:
         """The logits behind one token more, which the model's vocabulary holds."""
         at = len(self._read)
-        count = self._first + at + 1
-        slots = Slots(count, self._slots.start, self._slots.table)
-        span = Span(0, 1, self._length, slots, None, None, 1, _places={CPU: self._places_n[:count]})
+        span = self._span(at, {CPU: self._places_n[: self._first + at + 1]})
         own_11 = slice(at, at + 1)
         self._tokens_1K[0, at] = token
         positions_11 = self._positions_1K[:, own_11]
@@ -76,13 +91,8 @@ class PackageChain:
         self._read.append(token)
         return logits[0]
 
-    def stage(self) -> None:
-        """Stages what was read; the end of it."""
-        self._cache.stage(self._seq, len(self._read), None, self._read)
-        self._read = []
 
-
-class GraphChain:
+class GraphChain(_Rows):
     """The same by a graph of one row: all that is known before goes to the GPU at once.
 
     Args:
@@ -97,24 +107,10 @@ class GraphChain:
 
     @torch.inference_mode()
     def __init__(self, graphs: GraphedForward, cache: CacheManager, seq: int, most: int) -> None:
-        self._cache, self._seq = cache, seq
-        length = cache.length(seq)
-        first = length + cache.num_staged(seq)
-        slots = cache.reserve(seq, most)
-        positions_K = torch.arange(first, first + most)
-        plans = [
-            Plan(
-                (
-                    Span(
-                        0, 1, length, Slots(first + at + 1, slots.start, slots.table), None, None, 1
-                    ),
-                ),
-                positions_K[at : at + 1],
-            )
-            for at in range(most)
-        ]
+        super().__init__(cache, seq, most)
+        positions_K = torch.arange(self._first, self._first + most)
+        plans = [Plan((self._span(at),), positions_K[at : at + 1]) for at in range(most)]
         self._row = graphs.row_by_row(cache, plans)
-        self._read: list[int] = []
 
     @torch.inference_mode()
     def __call__(self, token: int) -> Float[Tensor, "1 V"]:
@@ -122,8 +118,3 @@ class GraphChain:
         logits_1V = self._row(len(self._read), token)
         self._read.append(token)
         return logits_1V
-
-    def stage(self) -> None:
-        """Stages what was read; the end of it."""
-        self._cache.stage(self._seq, len(self._read), None, self._read)
-        self._read = []
