@@ -75,23 +75,18 @@ class CacheManager:
 
     `max_bytes` bounds what all pools may take, None is no bound. The pools' shapes are learnt from
     the first keys and values written, so families with layers of different shapes need no
-    description. An empty cache gives large pools back, unless `gives_back` is False: what a GPU has
-    captured is bound to where they lie.
+    description. An empty cache gives large pools back while `gives_back`: what a GPU has captured
+    is bound to where they lie.
 
     With `share_prefixes` a new sequence takes the full blocks that hold the beginning of its tokens
     by reference, also those of sequences closed since, as long as their blocks are not needed: idle
     blocks go, the longest idle first, before pools of more than `KEPT_BLOCKS` blocks grow.
     """
 
-    def __init__(
-        self,
-        max_bytes: int | None = None,
-        *,
-        share_prefixes: bool = True,
-        gives_back: bool = True,
-    ) -> None:
+    def __init__(self, max_bytes: int | None = None, *, share_prefixes: bool = True) -> None:
         self._max_bytes = max_bytes
-        self._shares, self._gives_back = share_prefixes, gives_back
+        self._shares = share_prefixes
+        self.gives_back = True
         self._prefixes = PrefixIndex()
         self._allocator = BlockAllocator()
         self._sequences: dict[int, _Sequence] = {}
@@ -278,7 +273,7 @@ class CacheManager:
                 self._wipe(block)
             elif self._allocator.users(block) == 1 and block in self._prefixes:
                 self._prefixes.rest(block)
-        if self._gives_back and not self._sequences and self.num_blocks > KEPT_BLOCKS:
+        if self.gives_back and not self._sequences and self.num_blocks > KEPT_BLOCKS:
             self._shrink()
 
     def forget_prefixes(self) -> None:

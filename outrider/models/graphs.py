@@ -162,7 +162,8 @@ class _Graph:
             (self.positions_1W[0, :rows], plan.positions.tolist()),
             *self.tables.fill(plan),
         ]
-        _write([goal for goal, _ in parts], [numbers for _, numbers in parts])
+        sent = _sent([numbers for _, numbers in parts], self.tokens_1W.device)
+        _copy_all([goal for goal, _ in parts], list(sent))
 
     def rows_of(self, plans: Sequence[Plan]) -> list[tuple[list[Tensor], list[Tensor]]]:
         """What one row is filled with under each of some plans, but for its token; sent at once."""
@@ -182,10 +183,6 @@ def _sent(numbers: Sequence[list[int]], device: torch.device) -> tuple[Tensor, .
     """Lists of numbers on a device, with one copy."""
     flat = torch.tensor([number for one in numbers for number in one])
     return host.send(flat, device).split([len(one) for one in numbers])
-
-
-def _write(goals: Sequence[Tensor], numbers: Sequence[list[int]]) -> None:
-    _copy_all(list(goals), list(_sent(numbers, goals[0].device)))
 
 
 class GraphedForward:
@@ -277,10 +274,9 @@ class GraphedForward:
 
     def _found(self, shape: Shape, cache: CacheManager, tokens_R: Tensor, plan: Plan) -> _Graph:
         """The graph of a shape; captured where there is none yet, with a forward as example."""
-        if self._arrangement != arrangement_of(self._model):
-            # Who takes layers apart frees what graphs read.
-            self._forget()
-        if self._pools_made != cache.pools_made:
+        # Pools made anew, or layers that somebody took apart: what graphs read is freed.
+        bound = self._pools_made, self._arrangement
+        if bound != (cache.pools_made, arrangement_of(self._model)):
             self._forget()
         graph = self._graphs.get(shape)
         if graph is None:

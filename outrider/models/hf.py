@@ -123,9 +123,7 @@ class HuggingFaceTarget(Target):
         self.dtype = model.dtype
         # Keys of one text under short and under long frequencies are not each other's.
         share_prefixes = share_prefixes and context.switch is None
-        self._cache = CacheManager(
-            share_prefixes=share_prefixes, gives_back=not host.on_gpu(self.device)
-        )
+        self._cache = CacheManager(share_prefixes=share_prefixes)
         self.prefix_block = BLOCK_SLOTS if share_prefixes else None
         self._texts = (
             self._cache
@@ -295,6 +293,7 @@ class HuggingFaceTarget(Target):
             if found is not None:
                 self._check_compiled(found, ())
                 self._compiled = found
+                self._cache.gives_back = not isinstance(found, GraphedForward)
         except BaseException:
             if build:
                 self._use_product(None)
@@ -316,6 +315,7 @@ class HuggingFaceTarget(Target):
         for package in self.packages:
             package.forget()
         self._compiled, self._builds = None, False
+        self._cache.gives_back = True
         self._compiled_taps.clear()
         self._compiled_parts.clear()
         self.compilations += 1
@@ -670,18 +670,15 @@ class HuggingFaceTarget(Target):
         if long:
             # The frequencies follow the forward's longest row: one more row beside makes sure.
             pad = pad or self._row_multiple
-        graphs = self._graphs_for(rows)
+        faster = self._faster_for(rows)
         # A graph takes what the host has, all of it with one copy.
-        device = self.device if graphs is None else CPU
+        device = CPU if isinstance(faster, GraphedForward) else self.device
         plan = make_plan(self._cache, rows, device, align=self._align, pad=pad)
         self._check_length(plan)
         if long:
             plan.positions[-pad:] = self._long_position
         with self._door.entered(self._cache, plan, self._body):
-            if graphs is None:
-                logits = self._forward(rows, plan, pad)
-            else:
-                logits = self._replayed(graphs, rows, plan)
+            logits = self._forward(rows, plan, pad, faster)
         tokens = rows.tokens_R.tolist()
         for seq, span in zip(rows.seqs, plan.spans, strict=True):
             self._cache.stage(seq, span.num_rows, span.ancestors, tokens[span.first : span.last])
@@ -721,35 +718,30 @@ class HuggingFaceTarget(Target):
         """Give back the sequence's blocks."""
         self._texts.close(seq)
 
-    def _graphs_for(self, rows: Rows) -> GraphedForward | None:
-        """The graphs that run some rows; None where they run otherwise."""
-        found = self._compiled
+    def _faster_for(self, rows: Rows) -> Faster | None:
+        """What is kept of forwards that runs some rows; None: the model's own, or a part, does."""
+        found, wanted = self._compiled, rows.logits_rows
         if found is not None and self._taps is not None:
             found = self._compiled_taps.get(self._taps.layers)
-        some = rows.logits_rows is None or rows.logits_rows.numel() > 0
-        few = len(rows.tokens_R) <= GraphedForward.most_rows
-        runs = self._part is None and isinstance(found, GraphedForward) and some and few
-        return found if runs else None  # pyright: ignore[reportReturnType]
+        some = wanted is None or wanted.numel() > 0
+        if found is None or self._part is not None or not some:
+            return None
+        return found if len(rows.tokens_R) <= found.most_rows else None
 
-    def _replayed(self, graphs: GraphedForward, rows: Rows, plan: Plan) -> Tensor:
-        logits, hidden = graphs(rows.tokens_R, plan, rows.logits_rows)
-        if self._taps is not None and hidden is not None:
-            self._taps.add(rows, hidden[0])
-        return logits[0]
-
-    def _forward(self, rows: Rows, plan: Plan, pad: int) -> Tensor:
-        tokens = host.send(rows.tokens_R, self.device)
+    def _forward(self, rows: Rows, plan: Plan, pad: int, faster: Faster | None) -> Tensor:
         wanted, taps = rows.logits_rows, self._taps
+        if isinstance(faster, GraphedForward):
+            logits, hidden = faster(rows.tokens_R, plan, wanted)
+            if taps is not None and hidden is not None:
+                taps.add(rows, hidden[0])
+            return logits[0]
+        tokens = host.send(rows.tokens_R, self.device)
         if self._part is not None:
             logits = self._part(tokens, plan.positions, wanted)
             return self._no_logits() if logits is None else logits
-        compiled = self._compiled
-        if compiled is not None and taps is not None:
-            compiled = self._compiled_taps.get(taps.layers)
-        some = wanted is None or wanted.numel() > 0
-        if isinstance(compiled, CompiledForward) and some and len(tokens) <= compiled.most_rows:
+        if faster is not None:
             wanted = torch.arange(len(tokens)) if wanted is None else wanted
-            logits, hidden = compiled(tokens[None], plan.positions[None], wanted)
+            logits, hidden = faster(tokens[None], plan.positions[None], wanted)
             if taps is not None and hidden is not None:
                 taps.add(rows, hidden[0])
             return logits[0]

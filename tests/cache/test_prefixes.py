@@ -272,7 +272,8 @@ def test_ten_thousand_blocks_used_again_leak_nothing(share: bool) -> None:
 
 def test_a_cache_that_gives_nothing_back_stays_where_it_is() -> None:
     """What graphs of a GPU are bound to; blocks that are needed are taken all the same."""
-    cache = CacheManager(gives_back=False)
+    cache = CacheManager()
+    cache.gives_back = False
     text = tokens_of(3, 100 * BLOCK_SLOTS + 5)
     first = opened(cache, text)
     size, made = cache.num_blocks, cache.pools_made

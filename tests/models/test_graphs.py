@@ -220,10 +220,13 @@ def test_compile_makes_graphs_and_auto_the_attention_alone():
     target = target_of()
     assert not target.compile(build=False) and not target.info()["compiled"]
     assert isinstance(target._body, TritonAttention) and target.info()["own_attention"]
+    assert target._cache.gives_back
     assert target.compile() and target.info()["compiled"] and target.info()["own_attention"]
+    assert not target._cache.gives_back, "graphs are bound to where pools lie"
     with target.compiled(build=True):
         assert target.runs_compiled
     assert not target.runs_compiled and not target.info()["own_attention"]
+    assert target._cache.gives_back
 
 
 def test_weights_that_lie_elsewhere_drop_the_graphs():
