@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from outrider import host
 from outrider.config import check_whole
 from outrider.errors import DraftShapeMismatch, InvalidConfig
 
@@ -168,8 +169,11 @@ class TokenTree:
 
     def to(self, device: torch.device) -> TokenTree:
         """The same trees on a device."""
-        tokens_BN, parents_BN = self.tokens_BN.to(device), self.parents_BN.to(device)
-        return TokenTree(tokens_BN, parents_BN, self.counts_B.to(device), self.depth, self.width)
+        if device == self.tokens_BN.device:
+            return self
+        parts = self.tokens_BN, self.parents_BN, self.counts_B
+        tokens_BN, parents_BN, counts_B = host.sent(parts, device)
+        return TokenTree(tokens_BN, parents_BN, counts_B, self.depth, self.width)
 
     def is_node(self) -> Bool[Tensor, "B N"]:
         """Which entries are nodes and no padding."""

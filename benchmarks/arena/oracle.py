@@ -11,8 +11,10 @@ import random
 from collections.abc import Sequence as Sequenced
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from outrider import host
 from outrider.config import check_between
 from outrider.decoding import Draft
 from outrider.drafters import Drafter, ModelDrafter, RoundDraws
@@ -94,11 +96,26 @@ class _Replayed:
 
     def __init__(self, draws: RoundDraws, guesses: Sequenced[Sequenced[int]]) -> None:
         self._draws, self._guesses = draws, guesses
+        self._there_BK: Tensor | None = None
+        self._picked_n: Tensor | None = None
 
     def sample(self, logits_nV: Tensor, members: Sequenced[int], index: int) -> list[int]:
         """A greedy choice is made, for its cost."""
         logits_nV.argmax(-1).tolist()
         return [self._guesses[member][index] for member in members]
+
+    def draw_unread(self, logits_nV: Tensor, members: Sequenced[int], index: int) -> Tensor:
+        """The same, unread."""
+        if self._there_BK is None:
+            self._there_BK = host.send(torch.tensor(self._guesses), logits_nV.device)
+        self._picked_n = logits_nV.argmax(-1)
+        return torch.stack([self._there_BK[member, index] for member in members])
+
+    def read_drawn(self) -> list[list[int]]:
+        """What was chosen last is waited for."""
+        if self._picked_n is not None:
+            self._picked_n.tolist()
+        return [list(chain) for chain in self._guesses]
 
     def drawn(self) -> Draft:
         """The guesses, as certain tokens."""

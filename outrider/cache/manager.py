@@ -15,8 +15,8 @@ from torch import Tensor
 from outrider.cache.blocks import BLOCK_SLOTS, BlockAllocator
 from outrider.cache.prefixes import NO_BLOCK, PrefixIndex
 from outrider.config import check_whole
-from outrider.decoding.host import send
 from outrider.errors import InvalidConfig, OutOfMemory, not_open
+from outrider.host import send
 
 KEPT_BLOCKS = 64
 """Blocks an empty cache keeps, with the beginnings they hold, for the next text: made anew each

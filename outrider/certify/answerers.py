@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
+from outrider import host
 from outrider.certify import tree_paths, vectors
 from outrider.certify.reference import Noise, Round
 from outrider.certify.reference_trees import DraftedTree, TreeRound
 from outrider.certify.vectors import KINDS, ON_CHAINS, Json
-from outrider.decoding import RULES, Kind, RoundNoise, TargetLogits, host
+from outrider.decoding import RULES, Kind, RoundNoise, TargetLogits
 from outrider.decoding.theory import LawRow
 from outrider.errors import InvalidConfig, MissingExtra
 

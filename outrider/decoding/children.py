@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from outrider import noise
+from outrider import host, noise
 from outrider.decoding.draft import Kind, RoundNoise
 from outrider.decoding.laws import Law
 from outrider.decoding.sampling import DENSE_SHARE, inverse_cdf
@@ -277,7 +277,7 @@ class _Ladder:
         total_R1 = upto_RM[:, -1:]
         if gone_RK.shape[1]:
             total_R1 = total_R1 - cut_RK[:, -1:]
-        point_R1 = uniform_R.to(probs_RM.device).double()[:, None] * total_R1
+        point_R1 = host.send(uniform_R, probs_RM.device).double()[:, None] * total_R1
         # The sum without the gone ones, up to each of them: those it passes are added back.
         passed_RK = upto_RM.gather(1, gone_RK) - cut_RK <= point_R1
         back_R1 = probs_RM.gather(1, gone_RK).double().mul(passed_RK).sum(1, keepdim=True)
@@ -290,7 +290,7 @@ class _Ladder:
         if off_R.any():
             # There the sums say little; so they do at the row's end and beside a gone column.
             left = probs_RM[off_R].scatter(1, gone_RK[off_R], 0)
-            column_R[off_R] = inverse_cdf(left, uniform_R.to(probs_RM.device)[off_R])
+            column_R[off_R] = inverse_cdf(left, host.send(uniform_R, probs_RM.device)[off_R])
         return column_R
 
 
@@ -307,7 +307,7 @@ def _top(scores_RM: Tensor, num: int) -> list[Tensor]:
 def _keys(law: Law, at: RoundNoise, position_n: Tensor) -> tuple[Tensor, Tensor | None]:
     """`log q + G` over whole rows, or over the support beside its tokens; -inf where q is 0."""
     probs, device = law.probs, law.probs.device
-    seed, sample, position = (p.to(device) for p in (at.seed_B, at.sample_B, position_n))
+    seed, sample, position = host.sent((at.seed_B, at.sample_B, position_n), device)
     if law.ids is None:
         support = probs > 0
         if support.sum() > DENSE_SHARE * probs.numel():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from outrider import host
 from outrider.decoding.laws import Law
 from outrider.tree import TokenTree
 
@@ -87,7 +88,7 @@ class Draft:
     def to(self, device: torch.device) -> Draft:
         """The same draft on a device."""
         rows, kinds, part, worth = (
-            None if table is None else table.to(device)
+            None if table is None else host.send(table, device)
             for table in (self.law_rows_BN, self.kinds_BN, self.part_BN, self.worth_BN)
         )
         return replace(

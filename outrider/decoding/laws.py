@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.decoding import host
+from outrider import host
 from outrider.decoding.penalties import typical
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ class Law:
 
     def to(self, device: torch.device) -> Law:
         """The same laws on a device."""
-        return Law(self.probs.to(device), None if self.ids is None else self.ids.to(device))
+        ids = None if self.ids is None else host.send(self.ids, device)
+        return Law(host.send(self.probs, device), ids)
 
     def at(self, row: int, tokens: NDArray[np.int64]) -> NDArray[np.floating]:
         """Probabilities of several tokens in one law, where the host reads for free."""
@@ -81,7 +82,7 @@ class Law:
 
     def select(self, rows: Tensor) -> Law:
         """The laws of `rows`, in their order."""
-        rows = rows.to(self.probs.device)
+        rows = host.send(rows, self.probs.device)
         ids = None if self.ids is None else self.ids.index_select(0, rows)
         return Law(self.probs.index_select(0, rows), ids)
 
@@ -309,7 +310,8 @@ def tempered(
     """`processed_probs`, to the bit, under positive temperatures alone; None: all are 1."""
     scores_RV = _in_full(logits_RV)
     if temperature_R is not None:
-        scores_RV = scores_RV / temperature_R.to(scores_RV)[:, None]
+        temperature_R = host.send(temperature_R, scores_RV.device)
+        scores_RV = scores_RV / temperature_R.to(scores_RV.dtype)[:, None]
     return softmax(scores_RV)
 
 
@@ -371,7 +373,7 @@ def _of_all(scores_RV: Tensor, controls: Sequence[Tensor]) -> Tensor:
 def _per_row(control: Tensor | float, rows: Tensor) -> Tensor:
     if not isinstance(control, Tensor):
         control = torch.tensor(control, dtype=torch.float64)
-    return control.to(rows.device).expand(len(rows))
+    return host.send(control, rows.device).expand(len(rows))
 
 
 def _of_few(logits_RV: Tensor, controls: Sequence[Tensor]) -> tuple[Law, Tensor]:

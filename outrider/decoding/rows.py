@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from outrider.decoding import host, laws
+from outrider import host
+from outrider.decoding import laws
 from outrider.decoding.laws import Law, likeliest, softmax, softmax_of, weighed, weighed_row
 
 if TYPE_CHECKING:

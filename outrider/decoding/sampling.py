@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider import noise
-from outrider.decoding import host, laws
+from outrider import host, noise
+from outrider.decoding import laws
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int64
@@ -37,7 +37,7 @@ def inverse_cdf(
     holds the point is gone through: a point within rounding of an index's border (1e-13 of the
     total in float64, 1e-7 in float32) may fall to the other side.
     """
-    uniform_R1 = uniform_R.to(weights_RV.device).double()[:, None]
+    uniform_R1 = host.send(uniform_R, weights_RV.device).double()[:, None]
     if host.reads_free(weights_RV.device):
         return torch.from_numpy(_on_host(weights_RV, uniform_R1.numpy()))
     width = weights_RV.shape[1]
@@ -125,9 +125,7 @@ def gumbel_race(
     what couples draft and target. Noise is made for the support only; the first of equals wins.
     Source: Daliri, Musco, Suresh, arXiv 2408.07978.
     """
-    seed_R, sample_R, position_R = (
-        part.to(probs_RM.device) for part in (seed_R, sample_R, position_R)
-    )
+    seed_R, sample_R, position_R = host.sent((seed_R, sample_R, position_R), probs_RM.device)
     if not host.reads_free(probs_RM.device):
         return _race_everywhere(probs_RM, ids_RM, seed_R, sample_R, position_R)
     support_RM = probs_RM.numpy() > 0

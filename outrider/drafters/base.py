@@ -60,6 +60,23 @@ class RoundDraws(Protocol):
     followed: bool
 
     @property
+    def may_wait(self) -> bool:
+        """Whether tokens may be drawn without being read: nothing depends on what they are."""
+        ...
+
+    def draw_unread(self, logits_nV: Tensor, members: Sequenced[int], index: int) -> Tensor:
+        """As `sample`, but the tokens `[n]` stay where the logits are, until `read_drawn`."""
+        ...
+
+    def expect(self, depths: Sequenced[int]) -> None:
+        """So many tokens of each sequence are on their way: what verifies them makes ready."""
+        ...
+
+    def read_drawn(self) -> list[list[int]]:
+        """Reads all that was drawn unread: each sequence's drafted tokens."""
+        ...
+
+    @property
     def max_certain(self) -> int:
         """Nodes that a tree of certain tokens may have; 0 where only chains are verified."""
         ...

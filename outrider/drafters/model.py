@@ -114,6 +114,7 @@ class ModelDrafter(Drafter):
         worths: list[list[float]] = [[] for _ in texts]
         chances, least = [1.0] * len(texts), 0.0 if self._stop is None else self._stop.least
         chain: Chain | None = None
+        chained = 0
         for index in range(max(depths, default=0)):
             going = [i for i, b in enumerate(members) if depths[b] > index]
             members = [members[i] for i in going]
@@ -122,7 +123,8 @@ class ModelDrafter(Drafter):
                 break
             handles = [self._handles[texts[b].key] for b in members]
             if index == 1 and len(members) == 1:
-                chain = self.model.chain(handles[0], depths[members[0]] - 1)
+                (chained,) = members
+                chain = self.model.chain(handles[0], depths[chained] - 1)
             if chain is None:
                 logits = self._read(handles, pending)[:, : self._width]
             else:
@@ -130,6 +132,12 @@ class ModelDrafter(Drafter):
             if index > 0:
                 for b, (token,) in zip(members, pending, strict=True):
                     self._drafted[texts[b].key].append(Node(b, token, index - 1))
+            elif len(members) == 1 and depths[members[0]] > 1 and self._may_wait(draws):
+                (chained,) = members
+                chain = self.model.chain(handles[0], depths[chained] - 1)
+                if chain is not None:
+                    self._draw_unread(texts, chained, depths, (logits, chain), draws)
+                    return draws.drawn()
             tokens = draws.sample(logits, members, index)
             pending = [[token] for token in tokens]
             if self.confidence or self._stop is not None:
@@ -140,7 +148,7 @@ class ModelDrafter(Drafter):
                     if prob < self.confidence or chances[b] < least:
                         depths[b] = 0
         if chain is not None:
-            chain.stage()
+            self._stage(chain, texts[chained])
         draft = draws.drawn()
         if not self.confidence and self._stop is None:
             return draft
@@ -148,6 +156,34 @@ class ModelDrafter(Drafter):
         full = [[*own, *[0.0] * (most - len(own))] for own in worths]
         worth_BN = torch.tensor(full, dtype=torch.float64).reshape(len(full), most)
         return replace(draft, worth_BN=worth_BN)
+
+    def _may_wait(self, draws: RoundDraws) -> bool:
+        """Whether all tokens of a chain can be drawn before the host reads any."""
+        judged = self.confidence > 0 or self._stop is not None
+        return self.model.takes_unread and draws.may_wait and not judged
+
+    def _draw_unread(
+        self,
+        texts: Sequenced[Sequence],
+        member: int,
+        depths: Sequenced[int],
+        begun: tuple[torch.Tensor, Chain],
+        draws: RoundDraws,
+    ) -> None:
+        """One text's chain, from the logits behind it on; the host waits for its tokens once."""
+        logits_1V, chain = begun
+        text, depth = texts[member], depths[member]
+        token_1 = draws.draw_unread(logits_1V[:, : self._width], [member], 0)
+        for index in range(1, depth):
+            logits_1V = chain(token_1.clamp(max=self._last))
+            token_1 = draws.draw_unread(logits_1V[:, : self._width], [member], index)
+        draws.expect(depths)
+        tokens = draws.read_drawn()[member][: depth - 1]
+        self._drafted[text.key] = [Node(member, token, at) for at, token in enumerate(tokens)]
+        self._stage(chain, text)
+
+    def _stage(self, chain: Chain, text: Sequence) -> None:
+        chain.stage(self._known([node.token for node in self._drafted[text.key]]))
 
     @contextmanager
     def stopping(self, stop: Stop | None) -> Iterator[None]:

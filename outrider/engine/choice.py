@@ -38,7 +38,7 @@ class Choice:
 
     def __init__(self, own: Drafter) -> None:
         self.own = own
-        self.plain = NoDrafter()
+        self.plain = own if isinstance(own, NoDrafter) else NoDrafter()
         # The preferred of two that bear one name stands first; of early-exit:L its kind is one.
         self._parts = {
             name: part

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Sequenced
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from outrider import noise
-from outrider.decoding import Draft, Draws, Kind, Law, RoundNoise, check_logits, host
+from outrider import host, noise
+from outrider.decoding import Draft, Draws, Kind, Law, RoundNoise, check_logits
 from outrider.decoding.best import grow_best
 from outrider.decoding.grow import clipped, grow
 from outrider.decoding.laws import likeliest, one_table, softmax
@@ -22,8 +23,15 @@ from outrider.tree import TokenTree
 class GroupDraws:
     """Draws drafted tokens for one group and round; implements `drafters.base.RoundDraws`."""
 
-    def __init__(self, group: Group, noise_B: RoundNoise, vocab_size: int) -> None:
+    def __init__(
+        self,
+        group: Group,
+        noise_B: RoundNoise,
+        vocab_size: int,
+        expect: Callable[[Sequenced[int]], None] | None = None,
+    ) -> None:
         self.trees = group.trees
+        self._expect = expect
         self.followed = group.followed
         self._draws = Draws(group.rule, noise_B)
         self._noise = noise_B
@@ -34,6 +42,8 @@ class GroupDraws:
         self._tokens: list[list[int]] = [[] for _ in range(num_texts)]
         # Each with the tokens its columns stand for; None = all.
         self._laws: list[list[tuple[Tensor, Tensor | None]]] = [[] for _ in range(num_texts)]
+        # Tokens that the host has not read, and whose they are.
+        self._unread: list[tuple[Sequenced[int], Tensor]] = []
 
     @property
     def max_certain(self) -> int:
@@ -52,14 +62,45 @@ class GroupDraws:
         A row that is no law (NaN) is drafted from as if uniform, greedily any token from it: a bad
         guess costs speed only.
         """
+        tokens = self._drawn_of(logits_nV, members, index, ids_V).tolist()
+        for member, token in zip(members, tokens, strict=True):
+            self._tokens[member].append(token)
+        return tokens
+
+    @property
+    def may_wait(self) -> bool:
+        """Where no control looks at the tokens before."""
+        return not self._controls.act
+
+    def draw_unread(self, logits_nV: Tensor, members: Sequenced[int], index: int) -> Tensor:
+        """The same, the tokens left where they are."""
+        tokens_n = self._drawn_of(logits_nV, members, index, None)
+        self._unread.append((members, tokens_n))
+        return tokens_n
+
+    def expect(self, depths: Sequenced[int]) -> None:
+        """Tells the target of the rows to come."""
+        if self._expect is not None:
+            self._expect(depths)
+
+    def read_drawn(self) -> list[list[int]]:
+        """One wait for all."""
+        found = host.read([tokens_n for _, tokens_n in self._unread])
+        for (members, _), tokens_n in zip(self._unread, found, strict=True):
+            for member, token in zip(members, tokens_n.tolist(), strict=True):
+                self._tokens[member].append(token)
+        self._unread.clear()
+        return self._tokens
+
+    def _drawn_of(
+        self, logits_nV: Tensor, members: Sequenced[int], index: int, ids_V: Tensor | None
+    ) -> Tensor:
+        """Tokens `[n]`, whose laws are kept where the rule needs them."""
         paths = [self._tokens[member] for member in members]
         logits_nV = self._adjusted(logits_nV, members, paths, ids_V)
         if not self._rule.needs_probs:
             best_n = likeliest(logits_nV)
-            tokens = (best_n if ids_V is None else ids_V[best_n]).tolist()
-            for member, token in zip(members, tokens, strict=True):
-                self._tokens[member].append(token)
-            return tokens
+            return best_n if ids_V is None else ids_V[best_n]
         law = self._controls.law(_sound(logits_nV), members)
         few_nM, ids_n = law.ids, [ids_V] * len(members)
         if few_nM is None:
@@ -67,11 +108,9 @@ class GroupDraws:
         else:
             few_nM = few_nM if ids_V is None else ids_V[few_nM]
             law, ids_n = Law.sparse(few_nM, law.probs), list(few_nM)
-        tokens = self._draws.draw(law, index, torch.tensor(members)).tolist()
-        for member, token, probs_M, ids_M in zip(members, tokens, law.probs, ids_n, strict=True):
-            self._tokens[member].append(token)
+        for member, probs_M, ids_M in zip(members, law.probs, ids_n, strict=True):
             self._laws[member].append((probs_M, ids_M))
-        return tokens
+        return self._draws.draw(law, index, torch.tensor(members))
 
     def _adjusted(
         self,

@@ -10,7 +10,9 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from collections.abc import Sequence as Sequenced
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
@@ -25,7 +27,7 @@ from outrider.engine.memory import out_of_memory
 from outrider.engine.observe import show_rows
 from outrider.engine.reading import Turn
 from outrider.engine.scheduler import Scheduler
-from outrider.engine.told import Told, added_source, names_of, told
+from outrider.engine.told import Told, added_source, asks, names_of, told
 from outrider.errors import UnsupportedModel
 from outrider.models.base import Target
 from outrider.sequence import Sequence
@@ -101,14 +103,18 @@ class Engine:
         with self._all_or_nothing(group):
             lap = Laps(self.metrics, group.texts)
             noise_B = group.noise()
-            draws = GroupDraws(group, noise_B, self.target.vocab_size)
+            expect = partial(self._expect, group)
+            draws = GroupDraws(group, noise_B, self.target.vocab_size, expect)
             draft = group.drafter.propose(group.texts, group.depths(), draws)
             lap("draft_s")
             scores = score(self.target, group, draft, self._chunk)
             lap("score_s")
             laws = scores.laws(group)
             verdict = group.rule.verify(draft, laws, noise_B)
-            alphas_B = alphas(group, draft, laws, verdict)
+            read = scores.reading(verdict, alphas(group, draft, laws, verdict))
+            if self._goes_on(group):
+                self.target.expect(group.handles, [1] * len(group.texts), verdict.token_B)
+            verdict, alphas_B = read()
             lap("verify_s")
             told_B = told(group, draft, scores, laws, verdict, lap.times)
             lap.skip()
@@ -122,6 +128,27 @@ class Engine:
         except Exception:
             # The round is committed: bookkeeping ends no text.
             log.exception("drafter %s failed to note a round", group.drafter.name)
+
+    def _goes_on(self, group: Group) -> bool:
+        """Whether each text's next round reads the token that this one adds, and nothing else.
+
+        It is begun before this one's is known, behind which what somebody asks to be told of it
+        would have to wait.
+        """
+        return (
+            self.target.takes_unread
+            and group.drafter is self.choice.plain
+            and not any(asks(text) or text.remaining <= 1 for text in group.texts)
+        )
+
+    def _expect(self, group: Group, depths: Sequenced[int]) -> None:
+        """Tells the target of the rows that verify so many drafted tokens of each text."""
+        handles = group.handles
+        counts = [
+            len(text.tokens) - self.target.length(handle) + depth
+            for text, handle, depth in zip(group.texts, handles, depths, strict=True)
+        ]
+        self.target.expect(handles, counts)
 
     @contextmanager
     def _measured(self) -> Iterator[None]:

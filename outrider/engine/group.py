@@ -6,12 +6,13 @@ Row t of a text is row t of its drafted tree: 0 is the text as it stands, node j
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from collections.abc import Sequence as Sequenced
 
 import torch
 from torch import Tensor
 
-from outrider import noise
+from outrider import host, noise
 from outrider.decoding import (
     Draft,
     RoundNoise,
@@ -23,7 +24,6 @@ from outrider.decoding import (
     Verdict,
     chain_probs,
     check_logits,
-    host,
 )
 from outrider.decoding.laws import all_laws, likeliest, likeliest_of_laws
 from outrider.drafters.base import Drafter
@@ -60,6 +60,11 @@ class Group:
         self.controls = Controls(texts)
         self._seed_B = noise.as_key(text.seed for text in texts)
         self._sample_B = torch.tensor([text.request.sample for text in texts])
+
+    @property
+    def handles(self) -> list[int]:
+        """The texts' sequences of the target's cache, which texts in a round have."""
+        return [text.handle for text in self.texts if text.handle is not None]
 
     def depths(self) -> list[int]:
         """Tokens each text may draft: one less than it may still make, as the target adds one."""
@@ -153,6 +158,25 @@ class Scores:
             best_BT, rows_RV.shape[1], lambda: TargetLaws(_padded(rows_RV, counts, num_rows))
         )
 
+    def reading(
+        self, verdict: Verdict, alphas_B: Tensor | None
+    ) -> Callable[[], tuple[Verdict, list[float] | None]]:
+        """Sends a verdict, numbers beside it, and which rows are laws to the host.
+
+        What comes back waits for them, once for all.
+        """
+        parts = verdict.num_accepted_B, verdict.token_B, verdict.path_BD
+        more = [part for part in (alphas_B, self._usable_R) if part is not None]
+        reading = host.Reading((*parts, *more))
+
+        def waited() -> tuple[Verdict, list[float] | None]:
+            found = reading.wait()
+            if self._usable_R is not None:
+                self._usable = found[-1].tolist()
+            return Verdict(*found[:3]), None if alphas_B is None else found[3].tolist()
+
+        return waited
+
     def rows(self, text: int, rows: Sequenced[int]) -> Tensor:
         """The model's own logits of some rows of one text, 0 that of its root."""
         start = sum(self._counts[:text])
@@ -171,10 +195,9 @@ class Scores:
         """The error of a text whose walk met a row that is no law."""
         if self._sound:
             return None
-        assert self._usable_R is not None, "rows become laws before anything is kept of them"
-        usable = self._usable = self._usable or self._usable_R.tolist()
+        assert self._usable is not None, "rows become laws before anything is kept of them"
         start = sum(self._counts[:text])
-        walked = [usable[start + row] for row in (0, *path)]
+        walked = [self._usable[start + row] for row in (0, *path)]
         if all(walked):
             return None
         return NonFinite(
@@ -222,8 +245,10 @@ class OnDemand(TargetRows):
         return likeliest(self.probs(at_n))
 
 
-def alphas(group: Group, draft: Draft, laws: TargetRows, verdict: Verdict) -> list[float] | None:
+def alphas(group: Group, draft: Draft, laws: TargetRows, verdict: Verdict) -> Tensor | None:
     """min(1, p(x)/q(x)) summed over each text's tested tokens: those whose prefix was accepted.
+
+    `[B]` float64, where the verdict is.
 
     None for trees, where what a token is tested against depends on its siblings.
     """
@@ -232,13 +257,13 @@ def alphas(group: Group, draft: Draft, laws: TargetRows, verdict: Verdict) -> li
     depth = draft.tree.num_nodes
     if depth == 0 or not group.rule.needs_probs:
         # One-hot laws: the ratio is 1 where a token was kept and 0 where it was not.
-        return [float(count) for count in verdict.num_accepted_B.tolist()]
+        return verdict.num_accepted_B.double()
     draft = draft.to(laws.device)
     p_BK, q_BK = chain_probs(draft, laws)
     ratio_BK = torch.where(q_BK > 0, p_BK / q_BK, p_BK > 0).clamp(max=1.0)
     index_K = torch.arange(depth, device=laws.device)
     tested_BK = (index_K <= verdict.num_accepted_B[:, None]) & draft.tree.is_node()
-    return torch.where(tested_BK, ratio_BK, 0.0).sum(1).tolist()
+    return torch.where(tested_BK, ratio_BK, 0.0).sum(1)
 
 
 def score(target: Target, group: Group, draft: Draft, chunk: int) -> Scores:

@@ -11,6 +11,7 @@ import torch
 from outrider.decoding import Draft, Kind, TargetRows, Verdict
 from outrider.engine.group import Group, Scores
 from outrider.engine.logprobs import logprobs, sampled
+from outrider.sequence import Sequence
 from outrider.types import RoundTrace, Source, StageTimes, TokenLogprob
 
 
@@ -23,6 +24,11 @@ class Told:
 
 
 NOTHING = Told()
+
+
+def asks(text: Sequence) -> bool:
+    """Whether a text's request wants to be told anything."""
+    return text.request.trace or text.request.sampling.logprobs is not None
 
 
 def told(

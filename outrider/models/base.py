@@ -90,12 +90,15 @@ def check_tokens(tokens: Sequence[int], vocab_size: int) -> None:
 class Chain(Protocol):
     """Rows of one sequence that follow one another; they are staged together, at the end."""
 
-    def __call__(self, token: int) -> Float[Tensor, "1 V"]:
-        """The logits behind one token more."""
+    def __call__(self, token: int | Tensor) -> Float[Tensor, "1 V"]:
+        """The logits behind one token more.
+
+        Of a target that `takes_unread` it may be `[1]` int64, and where its logits are.
+        """
         ...
 
-    def stage(self) -> None:
-        """Stage what was read, as one `score` of each would have."""
+    def stage(self, tokens: Sequence[int]) -> None:
+        """Stage what was read, as one `score` of each token would have."""
 
 
 class Target(ABC):
@@ -129,6 +132,21 @@ class Target(ABC):
     @abstractmethod
     def num_staged(self, seq: int) -> int:
         """Return the number of rows staged since the last commit or discard."""
+
+    @property
+    def takes_unread(self) -> bool:
+        """Whether chains go on from tokens on its device that the host has not read."""
+        return False
+
+    def expect(
+        self, seqs: Sequence[int], counts: Sequence[int], tokens_R: Tensor | None = None
+    ) -> None:
+        """A hint: so many rows of each sequence come next, chains behind all that is staged.
+
+        What is staged will have been kept by then. Who waits for a device says so while it does.
+        With `tokens_R`, which are there and the host has not read, the rows may be scored at once;
+        they are as good as any when `score` asks for them.
+        """
 
     @abstractmethod
     def score(self, rows: Rows) -> Float[Tensor, "wanted V"]:

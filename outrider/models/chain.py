@@ -6,6 +6,7 @@ forwards but to say which token comes next. The rows are staged together at the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,17 +33,18 @@ class _Rows:
         self._length = cache.length(seq)
         self._first = self._length + cache.num_staged(seq)
         self._slots = cache.reserve(seq, most)
-        self._read: list[int] = []
+        self._num_read = 0
 
     def _span(self, at: int, places: dict[torch.device, Tensor] | None = None) -> Span:
         """That of one row."""
         slots = Slots(self._first + at + 1, self._slots.start, self._slots.table)
         return Span(0, 1, self._length, slots, None, None, 1, _places=places or {})
 
-    def stage(self) -> None:
-        """Stages what was read; the end of it."""
-        self._cache.stage(self._seq, len(self._read), None, self._read)
-        self._read = []
+    def stage(self, tokens: Sequence[int]) -> None:
+        """Stages the rows of the tokens that were read; the end of it."""
+        assert len(tokens) == self._num_read
+        self._cache.stage(self._seq, len(tokens), None, tokens)
+        self._num_read = 0
 
 
 class PackageChain(_Rows):
@@ -77,9 +79,9 @@ class PackageChain(_Rows):
         self._wanted = torch.zeros(1, dtype=torch.int64)
 
     @torch.inference_mode()
-    def __call__(self, token: int) -> Float[Tensor, "1 V"]:
+    def __call__(self, token: int | Tensor) -> Float[Tensor, "1 V"]:
         """The logits behind one token more, which the model's vocabulary holds."""
-        at = len(self._read)
+        at = self._num_read
         span = self._span(at, {CPU: self._places_n[: self._first + at + 1]})
         own_11 = slice(at, at + 1)
         self._tokens_1K[0, at] = token
@@ -88,7 +90,7 @@ class PackageChain(_Rows):
             Forward(self._cache, Plan((span,), positions_11[0]), self._body, self._reaches)
         ):
             logits, _ = self._package(self._tokens_1K[:, own_11], positions_11, self._wanted)
-        self._read.append(token)
+        self._num_read += 1
         return logits[0]
 
 
@@ -113,8 +115,11 @@ class GraphChain(_Rows):
         self._row = graphs.row_by_row(cache, plans)
 
     @torch.inference_mode()
-    def __call__(self, token: int) -> Float[Tensor, "1 V"]:
-        """The logits behind one token more, which the model's vocabulary holds."""
-        logits_1V = self._row(len(self._read), token)
-        self._read.append(token)
+    def __call__(self, token: int | Tensor) -> Float[Tensor, "1 V"]:
+        """The logits behind one token more, which the model's vocabulary holds.
+
+        It may be `[1]` int64 on the GPU, where the host has not read it.
+        """
+        logits_1V = self._row(self._num_read, token)
+        self._num_read += 1
         return logits_1V

@@ -8,18 +8,20 @@ Where there is no CUDA, under `host.as_on_gpu`, replaying is running the same ov
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from outrider import host
 from outrider.cache import CacheManager
-from outrider.decoding import host
 from outrider.errors import OutriderError, UnsupportedModel, warn
+from outrider.models.ahead import Run
 from outrider.models.attention_op import Forward, PoolBody, current, running
 from outrider.models.attention_trial import errors_over_pools
 from outrider.models.compiled import Tapped, why_not_anywhere
@@ -29,7 +31,15 @@ from outrider.models.packages import first_line
 from outrider.models.packing import arrangement_of
 from outrider.models.plan import Plan
 from outrider.models.reach import Reach
-from outrider.models.tables import Layout, Table, Tables, numbers_of, power_of_two, rows_per_tile
+from outrider.models.tables import (
+    IntArray,
+    Layout,
+    Table,
+    Tables,
+    power_of_two,
+    rows_per_tile,
+    write_numbers,
+)
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int64
@@ -40,8 +50,6 @@ LEAST_BLOCKS = 1024
 """Blocks of all texts of a forward that the smallest tables have room for."""
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 """How far Triton's attention may be off, as a share of the largest number."""
-
-_copy_all: Any = getattr(torch, "_foreach_copy_")  # noqa: B009
 
 Outputs = tuple[Tensor, Tensor | None]
 """Logits `[1, R, V]` of all rows, and their hidden states side by side."""
@@ -110,79 +118,116 @@ class Shape:
         per_tile = rows_per_tile(self.longest, per_group)
         return Layout(self.width, (self.width - self.spans) // per_tile + self.spans, per_tile)
 
+    def size(self, layout: Layout) -> int:
+        """Numbers of a table."""
+        return layout.size + self.blocks
+
 
 class HeldTables(Tables):
-    """Tables that stay where they are; each forward fills them anew."""
+    """Tables that stay where they are; each forward writes their numbers anew.
 
-    def __init__(self, shape: Shape) -> None:
-        self._shape = shape
-        self._plan: Plan | None = None
+    A first forward tells which ones there are. They are its own until `settle` has them stand one
+    behind another.
+    """
+
+    def __init__(self, shape: Shape, plan: Plan) -> None:
+        self._shape, self._plan = shape, plan
         self._made: dict[tuple[Reach | None, int, torch.device], Table] = {}
-
-    def fill(self, plan: Plan) -> list[tuple[Tensor, list[int]]]:
-        """Take a plan; returns each table's part that is written anew, and what comes there."""
-        self._plan = plan
-        return [
-            (table.numbers[: len(numbers)], numbers)
-            for (reach, _, _), table in self._made.items()
-            for numbers in (numbers_of(plan, reach, table.layout),)
-        ]
 
     def of(
         self, plan: Plan, reach: Reach | None, rows: int, per_group: int, device: torch.device
     ) -> Table:
-        """The table of the plan that was filled in."""
+        """The table; where it is asked for first, of the plan that all began with."""
         found = self._made.get((reach, per_group, device))
         if found is None:
             layout = self._shape.layout(per_group)
-            size = 4 * layout.rows + 5 * layout.tiles + self._shape.blocks
-            found = Table(torch.zeros(size, dtype=torch.int64, device=device), layout)
+            numbers = np.zeros(self._shape.size(layout), np.int64)
+            write_numbers(numbers, self._plan, reach, layout)
+            found = Table(host.send(torch.from_numpy(numbers), device), layout)
             self._made[reach, per_group, device] = found
-            assert self._plan is not None
-            numbers = torch.tensor(numbers_of(self._plan, reach, layout))
-            found.numbers[: len(numbers)].copy_(host.send(numbers, device))
         return found
 
+    @property
+    def size(self) -> int:
+        """Numbers of all tables."""
+        return sum(len(table.numbers) for table in self._made.values())
 
-@dataclass(slots=True)
+    def settle(self, numbers: Tensor) -> None:
+        """From now on they stand in `numbers`, of which there are `size`."""
+        first = 0
+        for key, table in self._made.items():
+            last = first + len(table.numbers)
+            self._made[key] = Table(numbers[first:last], table.layout)
+            first = last
+
+    def write(self, out: IntArray, plan: Plan) -> int:
+        """Writes a plan's numbers, as they are to stand; returns up to where there are any."""
+        first = end = 0
+        for (reach, _, _), table in self._made.items():
+            end = first + write_numbers(out[first:], plan, reach, table.layout)
+            first += len(table.numbers)
+        return end
+
+
 class _Graph:
-    """One forward over buffers of its own, and what runs it again."""
+    """One forward over numbers that stay where they are, and what runs it again.
 
-    tokens_1W: Tensor
-    positions_1W: Tensor
-    tables: HeldTables
-    replay: Callable[[], Outputs] = field(init=False)
+    The numbers are tokens, positions, and what the rows see; the host sends them with one copy.
+    """
+
+    replay: Callable[[], Outputs]
+
+    def __init__(self, shape: Shape, tables: HeldTables, device: torch.device) -> None:
+        self._width, self._tables = shape.width, tables
+        self._box = host.Mailbox(2 * shape.width + tables.size, device)
+        self._rows: host.Mailbox | None = None
+        # Whose numbers are there, its tokens' but for.
+        self._plan: Plan | None = None
+        own_1n = self._box.numbers[None]
+        self.tokens_1W, self.positions_1W = own_1n[:, : 2 * shape.width].chunk(2, 1)
+        tables.settle(own_1n[0, 2 * shape.width :])
+
+    def prepare(self, plan: Plan) -> None:
+        """Takes all of a forward but its tokens, which `fill` sends alone if it comes next."""
+        self._box.send(self._width, self._write(self._box.open(), plan))
+        self._plan = plan
 
     def fill(self, tokens_R: Tensor, plan: Plan) -> None:
-        """Takes a forward, all that it is with one copy from the host."""
+        """Takes a forward."""
         # Behind them stay rows of an earlier forward: they have no slot, and nobody sees them.
-        rows = len(tokens_R)
-        parts = [
-            (self.tokens_1W[0, :rows], tokens_R.tolist()),
-            (self.positions_1W[0, :rows], plan.positions.tolist()),
-            *self.tables.fill(plan),
-        ]
-        sent = _sent([numbers for _, numbers in parts], self.tokens_1W.device)
-        _copy_all([goal for goal, _ in parts], list(sent))
+        numbers, end = self._box.open(), len(tokens_R)
+        numbers[:end] = tokens_R.numpy()
+        if self._plan is not plan:
+            end = self._write(numbers, plan)
+        self._box.send(0, end)
+        self._plan = plan
 
-    def rows_of(self, plans: Sequence[Plan]) -> list[tuple[list[Tensor], list[Tensor]]]:
+    def rows_of(self, plans: Sequence[Plan]) -> Int64[Tensor, "K n"]:
         """What one row is filled with under each of some plans, but for its token; sent at once."""
-        filled = [
-            [(self.positions_1W[0], plan.positions.tolist()), *self.tables.fill(plan)]
-            for plan in plans
-        ]
-        parts = _sent([numbers for one in filled for _, numbers in one], self.tokens_1W.device)
-        each = len(filled[0])
-        return [
-            ([goal for goal, _ in one], list(parts[at * each : (at + 1) * each]))
-            for at, one in enumerate(filled)
-        ]
+        size = 2 + self._tables.size
+        if self._rows is None or len(self._rows.numbers) < len(plans) * size:
+            self._rows = host.Mailbox(len(plans) * size, self._box.numbers.device)
+        numbers = self._rows.open()
+        # The last plan has the most blocks: what is behind them nobody reads.
+        end = self._write(numbers, plans[-1])
+        for at, plan in enumerate(plans):
+            self._write(numbers[at * end : at * end + size], plan)
+        self._rows.send(0, len(plans) * end)
+        return self._rows.numbers[: len(plans) * end].view(len(plans), end)[:, self._width :]
 
+    def take(self, token: int | Tensor, numbers_n: Tensor) -> None:
+        """Takes one row: its token, which may be where the graph is, and what `rows_of` gave."""
+        if isinstance(token, int):
+            self._box.numbers[:1].fill_(token)
+        else:
+            self._box.numbers[:1].copy_(token)
+        self._box.numbers[1 : 1 + len(numbers_n)].copy_(numbers_n)
+        self._plan = None
 
-def _sent(numbers: Sequence[list[int]], device: torch.device) -> tuple[Tensor, ...]:
-    """Lists of numbers on a device, with one copy."""
-    flat = torch.tensor([number for one in numbers for number in one])
-    return host.send(flat, device).split([len(one) for one in numbers])
+    def _write(self, numbers: IntArray, plan: Plan) -> int:
+        first = self._width
+        numbers[first : first + len(plan.positions)] = plan.positions.numpy()
+        return 2 * first + self._tables.write(numbers[2 * first :], plan)
 
 
 class GraphedForward:
@@ -216,6 +261,7 @@ class GraphedForward:
         self._fused = fused
         self._graphs: dict[Shape, _Graph] = {}
         self._pools_made = 0
+        self._side = torch.cuda.Stream(model.device) if model.device.type == "cuda" else None
         self.captures = 0
         self._forget()
 
@@ -224,6 +270,7 @@ class GraphedForward:
         self._memory = _memory(self._model.device)
         self._places = _places(self._model)
         self._arrangement = arrangement_of(self._model)
+        self._fits = self._fused is not None and self._fused.fits()
 
     def bind(self) -> None:
         """Takes the weights the model has now: graphs go where one lies elsewhere."""
@@ -253,30 +300,48 @@ class GraphedForward:
 
     def row_by_row(
         self, cache: CacheManager, plans: Sequence[Plan]
-    ) -> Callable[[int, int], Float[Tensor, "1 V"]]:
+    ) -> Callable[[int, int | Tensor], Float[Tensor, "1 V"]]:
         """What scores one token under each of some plans in turn, the last of the most blocks.
 
-        It is given which plan, and the token.
+        It is given which plan, and the token, which may be on the GPU.
 
         Raises:
             UnsupportedModel: the forward cannot be captured.
         """
         nothing = torch.zeros(1, dtype=torch.int64)
         graph = self._found(Shape.of(plans[-1], 1), cache, nothing, plans[0])
-        filled = graph.rows_of(plans)
+        rows_Kn = graph.rows_of(plans)
 
-        def row(at: int, token: int) -> Tensor:
-            graph.tokens_1W.fill_(token)
-            _copy_all(*filled[at])
+        def row(at: int, token: int | Tensor) -> Tensor:
+            graph.take(token, rows_Kn[at])
             return graph.replay()[0][0].clone()
 
         return row
 
+    def prepare(self, cache: CacheManager, plan: Plan, tokens_R: Tensor | None) -> Run | None:
+        """Sends all of a forward that comes next but its tokens, where its graph is there.
+
+        It is run at once where the tokens are on the GPU.
+        """
+        rows = len(plan.positions)
+        graph = self._graphs.get(Shape.of(plan, rows))
+        if graph is None or not self._is_bound(cache):
+            return None
+        graph.prepare(plan)
+        if tokens_R is None:
+            return None
+        reading = host.Reading((tokens_R,))
+        graph.tokens_1W[0, :rows].copy_(tokens_R)
+        return Run(reading, graph.replay()[0][0, :rows].clone())
+
+    def _is_bound(self, cache: CacheManager) -> bool:
+        """Whether pools are where they were, and nobody took layers apart: both are read."""
+        bound = self._pools_made, self._arrangement
+        return bound == (cache.pools_made, arrangement_of(self._model))
+
     def _found(self, shape: Shape, cache: CacheManager, tokens_R: Tensor, plan: Plan) -> _Graph:
         """The graph of a shape; captured where there is none yet, with a forward as example."""
-        # Pools made anew, or layers that somebody took apart: what graphs read is freed.
-        bound = self._pools_made, self._arrangement
-        if bound != (cache.pools_made, arrangement_of(self._model)):
+        if not self._is_bound(cache):
             self._forget()
         graph = self._graphs.get(shape)
         if graph is None:
@@ -285,13 +350,11 @@ class GraphedForward:
         return graph
 
     def _captured(self, shape: Shape, cache: CacheManager, tokens_R: Tensor, first: Plan) -> _Graph:
-        tables, device = HeldTables(shape), self._model.device
+        tables, device = HeldTables(shape, first), self._model.device
         body = self._body(tables)
-        graph = _Graph(_buffer(shape, device), _buffer(shape, device), tables)
-        graph.fill(tokens_R, first)
-        plan = Plan((), graph.positions_1W[0])
 
         def run() -> Outputs:
+            plan = Plan((), graph.positions_1W[0])
             with running(Forward(cache, plan, body, self._door.reaches)):
                 found = self._outputs(graph.tokens_1W, graph.positions_1W)
             if not body.takes_all:
@@ -302,7 +365,13 @@ class GraphedForward:
             return found
 
         try:
-            graph.replay = _recorded(run, self._model.device, self._memory)
+            # Compiles kernels, and makes pools and tables, as may not be done while it is captured.
+            graph = _Graph(shape, tables, device)
+            graph.fill(tokens_R, first)
+            _tried(run, device, self._side)
+            graph = _Graph(shape, tables, device)
+            graph.fill(tokens_R, first)
+            graph.replay = _recorded(run, device, self._memory, self._side)
         except (MemoryError, torch.OutOfMemoryError, OutriderError):
             raise
         except Exception as error:
@@ -313,7 +382,7 @@ class GraphedForward:
         return graph
 
     def _outputs(self, tokens_1W: Tensor, positions_1W: Tensor) -> Outputs:
-        if self._fused is not None:
+        if self._fused is not None and self._fits:
             return self._fused(tokens_1W, positions_1W)
         inputs: dict[str, Any] = {"input_ids": tokens_1W, "position_ids": positions_1W}
         inputs |= self._door.given(positions_1W[0])
@@ -350,19 +419,24 @@ def fuses(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def _recorded(
-    run: Callable[[], Outputs], device: torch.device, memory: Any
-) -> Callable[[], Outputs]:
-    """What runs a forward again over the same buffers, and gives what comes out."""
+def _tried(run: Callable[[], Outputs], device: torch.device, side: Any) -> None:
+    """Runs a forward where it is going to be captured."""
     if device.type != "cuda":
         run()
-        return run
-    side, here = torch.cuda.Stream(device), torch.cuda.current_stream(device)
+        return
+    here = torch.cuda.current_stream(device)
     side.wait_stream(here)
     with torch.cuda.stream(side):
-        # Compiles kernels, and makes pools and tables, as may not be done while it is captured.
         run()
     here.wait_stream(side)
+
+
+def _recorded(
+    run: Callable[[], Outputs], device: torch.device, memory: Any, side: Any
+) -> Callable[[], Outputs]:
+    """What runs a forward again over the same numbers, and gives what comes out."""
+    if device.type != "cuda":
+        return run
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=memory, stream=side, capture_error_mode="thread_local"):
         found = run()
@@ -382,10 +456,6 @@ def _memory(device: torch.device) -> Any:
 def _places(model: PreTrainedModel) -> tuple[int, ...]:
     """Where a model's weights lie."""
     return tuple(t.data_ptr() for t in named_weights(model).values())
-
-
-def _buffer(shape: Shape, device: torch.device) -> Tensor:
-    return torch.zeros(1, shape.width, dtype=torch.int64, device=device)
 
 
 def _refused(model: PreTrainedModel) -> str:

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from outrider import host
 from outrider.cache import BLOCK_SLOTS, CacheManager
-from outrider.decoding import host
 from outrider.errors import InvalidConfig, ModelError, OutOfMemory, UnsupportedModel, warn
 from outrider.models.adopting import as_it_was_if_refused, restore_layers
+from outrider.models.ahead import Ahead
 from outrider.models.attention_cpu import attend_cpu
 from outrider.models.attention_op import Body, PoolBody
 from outrider.models.attention_strict import STRICT_BLOCK, StrictBody
@@ -58,7 +59,7 @@ from outrider.models.packing import (
     use_product,
     uses_product,
 )
-from outrider.models.plan import Plan, make_plan
+from outrider.models.plan import Plan, chains_behind, check_rows, make_plan
 from outrider.models.product import Product, product
 from outrider.models.reach import Reach
 from outrider.models.recurrent import RecurrentTarget
@@ -137,6 +138,7 @@ class HuggingFaceTarget(Target):
         self._pack = pack
         self._arranges = arrange and not (strict and host.on_gpu(self.device))
         self._align, self._row_multiple = 1, 1
+        self._ahead: Ahead | None = None
         self._compiled: Faster | None = None
         self._product: Product | None = None
         self._gpu_body: BodyMaker | None = None
@@ -644,6 +646,11 @@ class HuggingFaceTarget(Target):
         }
 
     @property
+    def takes_unread(self) -> bool:
+        """Where chains are replayed row by row."""
+        return isinstance(self._compiled, GraphedForward)
+
+    @property
     def _is_packed(self) -> bool:
         return any(isinstance(module, PackedLinear) for module in self.model.modules())
 
@@ -673,16 +680,51 @@ class HuggingFaceTarget(Target):
         faster = self._faster_for(rows)
         # A graph takes what the host has, all of it with one copy.
         device = CPU if isinstance(faster, GraphedForward) else self.device
-        plan = make_plan(self._cache, rows, device, align=self._align, pad=pad)
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and faster is self._compiled and ahead.fits(rows, self._cache):
+            check_rows(rows)
+            plan = ahead.plan
+        else:
+            ahead = None
+            plan = make_plan(self._cache, rows, device, align=self._align, pad=pad)
         self._check_length(plan)
         if long:
             plan.positions[-pad:] = self._long_position
-        with self._door.entered(self._cache, plan, self._body):
-            logits = self._forward(rows, plan, pad, faster)
+        if ahead is not None and ahead.run is not None and ahead.run.scored(rows):
+            logits = ahead.run.logits_RV
+        else:
+            with self._door.entered(self._cache, plan, self._body):
+                logits = self._forward(rows, plan, pad, faster)
         tokens = rows.tokens_R.tolist()
         for seq, span in zip(rows.seqs, plan.spans, strict=True):
             self._cache.stage(seq, span.num_rows, span.ancestors, tokens[span.first : span.last])
         return logits
+
+    @torch.inference_mode()
+    def expect(
+        self, seqs: Sequence[int], counts: Sequence[int], tokens_R: Tensor | None = None
+    ) -> None:
+        """Have the plan of such rows on the GPU, and run their graph where their tokens are there.
+
+        Nothing where no graph would run them.
+        """
+        graphs = self._compiled
+        if not isinstance(graphs, GraphedForward) or sum(counts) > graphs.most_rows:
+            return
+        longest = max(
+            self._cache.length(seq) + self._cache.num_staged(seq) + count
+            for seq, count in zip(seqs, counts, strict=True)
+        )
+        simple = self._texts is self._cache and self._taps is None and self._part is None
+        if not simple or (self.max_length is not None and longest > self.max_length):
+            return
+        try:
+            plan = chains_behind(self._cache, seqs, counts, self._align)
+            run = graphs.prepare(self._cache, plan, tokens_R)
+        except (OutOfMemory, torch.OutOfMemoryError):
+            # Who scores them will be told.
+            return
+        self._ahead = Ahead(tuple(seqs), tuple(counts), plan, run)
 
     def _no_logits(self) -> Tensor:
         return torch.empty(0, self.vocab_size, dtype=self.dtype, device=self.device)
@@ -695,6 +737,7 @@ class HuggingFaceTarget(Target):
             return None
         if self._cache.ancestors(seq) is not None:
             return None
+        self._ahead = None
         longest = self._cache.length(seq) + self._cache.num_staged(seq) + most
         if self.max_length is not None and longest > self.max_length:
             return None

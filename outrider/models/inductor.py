@@ -76,6 +76,10 @@ class FusedForward:
             logits, *hidden = self._run(*self._weights(), tokens_1W, positions_1W)
         return logits, hidden[0] if hidden else None
 
+    def fits(self) -> bool:
+        """Whether the model's layers are those it was made of: somebody may take them apart."""
+        return {*self._numbers, *named_weights(self._model)}.issuperset(self._names)
+
     def _weights(self) -> list[Tensor]:
         """What the model holds now, in the order of the compiled forward's inputs."""
         held = {**self._numbers, **named_weights(self._model)}

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from outrider import host
 from outrider.cache import CacheManager, Slots
-from outrider.decoding import host
 from outrider.errors import InvalidConfig
 from outrider.models.base import MAX_TREE_NODES, Rows
 from outrider.models.reach import Reach
@@ -199,6 +199,24 @@ def make_plan(
         spans.append(Span(first, last, cache.length(seq), slots, places, nodes, align))
         first = last
     return Plan(tuple(spans), host.send(_all_positions(spans, pad), device))
+
+
+def chains_behind(
+    cache: CacheManager, seqs: Sequence[int], counts: Sequence[int], align: int
+) -> Plan:
+    """The plan of so many rows of each sequence, as it will be when all that is staged is kept.
+
+    Raises:
+        OutOfMemory: the cache is full.
+    """
+    spans: list[Span] = []
+    first = 0
+    for seq, count in zip(seqs, counts, strict=True):
+        length = cache.length(seq) + cache.num_staged(seq)
+        slots = cache.reserve(seq, count)
+        spans.append(Span(first, first + count, length, slots, None, None, align))
+        first += count
+    return Plan(tuple(spans), _all_positions(spans, 0))
 
 
 def _tree(

@@ -15,15 +15,19 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from outrider import host
 from outrider.cache import BLOCK_SLOTS
-from outrider.decoding import host
 from outrider.models.plan import Plan, Span
 from outrider.models.reach import Reach
 
 if TYPE_CHECKING:
     from jaxtyping import Int64
+
+IntArray = NDArray[np.int64]
 
 PER_ROW, PER_TILE = 4, 5
 TILE = 64
@@ -37,6 +41,11 @@ class Layout:
     rows: int
     tiles: int
     per_tile: int
+
+    @property
+    def size(self) -> int:
+        """Numbers of a table but for the blocks."""
+        return PER_ROW * self.rows + PER_TILE * self.tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +83,11 @@ class FreshTables(Tables):
         found = self._made.get((reach, per_group, device))
         if found is None:
             layout = layout_of(plan, rows, per_group)
-            numbers = host.send(torch.tensor(numbers_of(plan, reach, layout)), device)
-            found = self._made[reach, per_group, device] = Table(numbers, layout)
+            blocks = sum(len(span.slots.blocks) for span in plan.spans)
+            numbers = np.empty(layout.size + blocks, np.int64)
+            write_numbers(numbers, plan, reach, layout)
+            there = host.send(torch.from_numpy(numbers), device)
+            found = self._made[reach, per_group, device] = Table(there, layout)
         return found
 
 
@@ -96,27 +108,39 @@ def layout_of(plan: Plan, rows: int, per_group: int) -> Layout:
     return Layout(rows, sum(-(-count // per_tile) for count in counts), per_tile)
 
 
-def numbers_of(plan: Plan, reach: Reach | None, layout: Layout) -> list[int]:
-    """The numbers of a table; rows and tiles that the plan does not have are empty."""
-    slots, upto, lowest, bits = [-1] * layout.rows, *([0] * layout.rows for _ in range(3))
-    tiles: list[int] = []
-    blocks: list[int] = []
+def write_numbers(out: IntArray, plan: Plan, reach: Reach | None, layout: Layout) -> int:
+    """Writes the numbers of a table, and returns how many.
+
+    Rows and tiles that the plan does not have are empty.
+    """
+    num_rows, end = layout.rows, layout.size
+    out[:num_rows] = -1
+    out[num_rows:end] = 0
+    slots, upto, lowest, bits = out[: PER_ROW * num_rows].reshape(PER_ROW, num_rows)
+    tiles = out[PER_ROW * num_rows : end].reshape(layout.tiles, PER_TILE)
+    tile, first_block = 0, end
     for span in plan.spans:
-        own, held, count = slice(span.first, span.last), span.slots.blocks, span.slots.count
-        slots[own] = (
+        held, count = span.slots.blocks, span.slots.count
+        seen, low, nodes = _seen(span, reach)
+        own = slice(span.first, span.last)
+        slots[own] = [
             held[token // BLOCK_SLOTS] * BLOCK_SLOTS + token % BLOCK_SLOTS
             for token in range(count - span.num_rows, count)
-        )
-        upto[own], lowest[own], bits[own] = _seen(span, reach)
-        for first in range(span.first, span.last, layout.per_tile):
-            last = min(first + layout.per_tile, span.last)
+        ]
+        upto[own], lowest[own], bits[own] = seen, low, nodes
+        for first in range(0, span.num_rows, layout.per_tile):
+            last = min(first + layout.per_tile, span.num_rows)
             # Behind its last row a chain sees nothing; in a tree nobody asks for the order.
-            end = max(upto[first:last]) if span.ancestors is None else count
-            begin = min(span.length, *lowest[first:last])
-            tiles += (first, last - first, len(blocks), begin, end)
-        blocks += held
-    tiles += [0] * (PER_TILE * layout.tiles - len(tiles))
-    return [*slots, *upto, *lowest, *bits, *tiles, *blocks]
+            upmost = max(seen[first:last]) if span.ancestors is None else count
+            begin = min(span.length, *low[first:last])
+            at = span.first + first
+            tiles[tile] = at, last - first, first_block - end, begin, upmost
+            tile += 1
+        last_block = first_block + len(held)
+        run = isinstance(held, range)
+        out[first_block:last_block] = np.arange(held.start, held.stop) if run else held
+        first_block = last_block
+    return first_block
 
 
 def _seen(span: Span, reach: Reach | None) -> tuple[list[int], list[int], list[int]]:

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outrider import host
 from outrider.cache import BLOCK_SLOTS, LayerPool
-from outrider.decoding import host
 from outrider.models.attention_cpu import attend_cpu
 from outrider.models.attention_op import Options, PoolBody
 from outrider.models.plan import Plan

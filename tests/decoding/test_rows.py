@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider import noise
+from outrider import host, noise
 from outrider.decoding import (
     RULES,
     Draft,
@@ -19,7 +19,6 @@ from outrider.decoding import (
     TargetLaws,
     TargetLogits,
     TargetRows,
-    host,
     sampling,
 )
 from outrider.decoding import rows as rows_module

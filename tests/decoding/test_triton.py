@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from outrider import noise
-from outrider.decoding import RULES, Draft, Law, RoundNoise, TargetLogits, host, laws, sampling
+from outrider import host, noise
+from outrider.decoding import RULES, Draft, Law, RoundNoise, TargetLogits, laws, sampling
 
 pytest.importorskip("triton")
 

@@ -373,6 +373,6 @@ def test_importing_needs_torch_and_numpy_only():
     foreign, ours = out.stdout.splitlines()
     assert set(eval(foreign)) <= {"numpy", "outrider", "torch"}
     assert all(
-        name.split(".")[1] in {"decoding", "noise", "errors", "types", "config", "tree"}
+        name.split(".")[1] in {"decoding", "host", "noise", "errors", "types", "config", "tree"}
         for name in eval(ours)
     )

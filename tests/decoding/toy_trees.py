@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider import noise
+from outrider import host, noise
 from outrider.certify import reference
 from outrider.certify.reference_trees import DraftedTree, TreeRound
-from outrider.decoding import Draft, Kind, Law, RoundNoise, TargetLaws, host
+from outrider.decoding import Draft, Kind, Law, RoundNoise, TargetLaws
 from outrider.tree import TokenTree
 
 Text = tuple[int, ...]

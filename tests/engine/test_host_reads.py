@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from outrider import SamplingParams
-from outrider.decoding import RULES, Rule, host
+from outrider import SamplingParams, host
+from outrider.decoding import RULES, Rule
 from outrider.drafters import ModelDrafter
 from outrider.engine import Emitter, Engine, Requests
 from outrider.engine.group import Scores

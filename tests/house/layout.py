@@ -17,7 +17,7 @@ ORDER: tuple[frozenset[str], ...] = tuple(
     for names in (
         "errors cores",
         "types config",
-        "noise",
+        "noise host",
         "sequence",
         "tree",
         "decoding",

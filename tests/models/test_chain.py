@@ -58,7 +58,7 @@ def by_chain(target: HuggingFaceTarget, seq: int, tokens: list[int]) -> Tensor:
     before = target.num_staged(seq)
     rows = torch.cat([chain(token).clone() for token in tokens])
     assert target.num_staged(seq) == before, "they are staged together"
-    chain.stage()
+    chain.stage(tokens)
     assert target.num_staged(seq) == before + len(tokens)
     return rows
 

@@ -14,14 +14,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig
 
-from outrider import SamplingParams, SpeculativeDecoder, SpeculativeDecoderConfig
-from outrider.decoding import host
+from outrider import SamplingParams, SpeculativeDecoder, SpeculativeDecoderConfig, host
 from outrider.errors import UnsupportedModel
 from outrider.models import graphs, inductor
 from outrider.models.attention_op import Forward
 from outrider.models.base import Rows
 from outrider.models.chain import GraphChain
-from outrider.models.graphs import WIDTHS, GraphedForward, HeldTables, Shape, _Graph
+from outrider.models.graphs import WIDTHS, GraphedForward, Shape, _Graph
 from outrider.models.hf import HuggingFaceTarget
 from outrider.models.inductor import FusedForward
 from outrider.models.packages import cache_folder, is_own
@@ -312,11 +311,8 @@ def test_refusals_name_the_model_and_the_remedy(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_graphs_that_are_off_are_refused(monkeypatch: pytest.MonkeyPatch):
-    def off(self: HeldTables, plan: Any) -> list[Any]:
-        self._plan = plan
-        return []
-
-    monkeypatch.setattr(HeldTables, "fill", off)
+    fill = _Graph.fill
+    monkeypatch.setattr(_Graph, "fill", lambda graph, tokens, plan: fill(graph, tokens ^ 1, plan))
     with pytest.raises(UnsupportedModel, match=r"differ from its own by.*leave compile out"):
         target_of().compile()
 
@@ -377,7 +373,7 @@ def test_rows_one_after_another_are_those_of_one_forward():
         assert isinstance(chain, GraphChain)
         found = torch.cat([chain(token) for token in tokens])
         assert relative_error(found, own) < BOUND
-        chain.stage()
+        chain.stage(tokens)
         assert target.num_staged(seq) == length
         # What the rows left behind is what a forward goes on from.
         found, own = (target.score(rows_of((seq,), (2,))), own)
@@ -479,13 +475,19 @@ def test_captured_graphs_give_the_same_rows(dtype: torch.dtype):
     assert target._compiled.captures == captures
 
 
-def test_layers_that_others_take_apart_drop_the_graphs():
+@pytest.mark.parametrize("fused", [False, True])
+def test_layers_that_others_take_apart_drop_the_graphs(
+    fused: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(graphs, "fuses", lambda device: fused)
     target = target_of()
     made, (seq,) = graphed(target), open_at(target, 5)
+    assert made._fits == fused
     target.score(rows_of((seq,), (1,)))
     target.discard(seq)
     restore_linears(target.model)
     found, own = both(target, rows_of((seq,), (1,)))
+    assert not made._fits
     assert made.captures == 2 and relative_error(found, own) < BOUND
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from outrider import host
 from outrider.cache import CacheManager, LayerPool
-from outrider.decoding import host
 from outrider.models import graphs
 from outrider.models.attention_cpu import attend_cpu
 from outrider.models.attention_op import Body, Forward, Options
@@ -19,7 +20,7 @@ from outrider.models.base import Rows
 from outrider.models.hf import HuggingFaceTarget
 from outrider.models.plan import Plan, make_plan
 from outrider.models.reach import Chunk, Reach, Window
-from outrider.models.tables import FreshTables, Table, layout_of, numbers_of
+from outrider.models.tables import FreshTables, Table, layout_of, write_numbers
 from outrider.models.trial import trial_rows, trial_texts
 from tests.models.families import ancestors_of, random_model, relative_error
 
@@ -181,7 +182,9 @@ def test_a_table_spelt_out():
     layout = layout_of(plan, 3, 4)
     slots, upto, lowest, bits = [64, 65, -1], [65, 66, 0], [55, 56, 0], [0, 0, 0]
     wanted = [*slots, *upto, *lowest, *bits, 0, 2, 0, 55, 66, 0, 1]
-    assert numbers_of(plan, Window(10), layout) == wanted
+    numbers = np.full(layout.size + 3, 99)
+    end = write_numbers(numbers, plan, Window(10), layout)
+    assert [*numbers[:end]] == wanted and (numbers[end:] == 99).all()
 
 
 def test_what_it_does_not_take_is_left_to_the_other_body():

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from outrider import noise
-from outrider.decoding import host
+from outrider import host, noise
 from outrider.decoding.children import Drawing, WithReplacement
 from outrider.decoding.draft import Draft, Kind, RoundNoise, Verdict
 from outrider.decoding.laws import Law
@@ -142,7 +141,8 @@ def round_uniforms(
     """Uniforms of the accept tests `[B, N]` and of the added token `[B]`, on a device."""
     at = round_noise
     tests_BN, extra_B = noise.round_uniforms(at.seed_B, at.sample_B, at.anchor_B, num_nodes)
-    return tests_BN.to(device), extra_B.to(device)
+    tests_BN, extra_B = host.sent((tests_BN, extra_B), device)
+    return tests_BN, extra_B
 
 
 def extra_uniforms(round_noise: RoundNoise, index_T: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from outrider import host
 from outrider.decoding.children import Drawing, Raced
 from outrider.decoding.draft import Draft, RoundNoise, Verdict
 from outrider.decoding.laws import Law
@@ -32,10 +33,8 @@ class CoupledRule(Rule):
 
     def verify(self, draft: Draft, target: TargetRows, noise: RoundNoise) -> Verdict:
         """A row at depth d races with the noise of position anchor + d on stream TARGET."""
-        depths_BT = draft.tree.depths().to(target.device)
-        seed_B, sample_B, anchor_B = (
-            part.to(target.device) for part in (noise.seed_B, noise.sample_B, noise.anchor_B)
-        )
+        parts = draft.tree.depths(), noise.seed_B, noise.sample_B, noise.anchor_B
+        depths_BT, seed_B, sample_B, anchor_B = host.sent(parts, target.device)
 
         def own(texts_n: Tensor, at_n: Tensor, flat_n: Tensor) -> Tensor:
             position_n = anchor_B[texts_n] + depths_BT[texts_n, at_n]

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.decoding import host
+from outrider import host
 from outrider.decoding.draft import Draft, Kind, RoundNoise, Verdict
 from outrider.decoding.laws import Law
 from outrider.decoding.rows import TargetLaws, TargetRows

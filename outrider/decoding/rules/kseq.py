@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from outrider.decoding import host
+from outrider import host
 from outrider.decoding.draft import Draft, Kind, RoundNoise, Verdict
 from outrider.decoding.laws import Law
 from outrider.decoding.rows import TargetRows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from outrider.decoding import host
+from outrider import host
 from outrider.decoding.draft import Draft, Kind
 from outrider.decoding.laws import Law
 from outrider.decoding.rows import TargetRows

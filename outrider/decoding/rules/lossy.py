@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from outrider.decoding import host
+from outrider import host
 from outrider.decoding.children import Drawing, Unranked
 from outrider.decoding.draft import Draft, RoundNoise, Verdict
 from outrider.decoding.laws import Law

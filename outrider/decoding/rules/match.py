@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from outrider import host
 from outrider.decoding.children import Drawing, Top
 from outrider.decoding.draft import Draft, RoundNoise, Verdict
 from outrider.decoding.rows import TargetRows
@@ -29,7 +30,7 @@ class MatchRule(Rule):
     def verify(self, draft: Draft, target: TargetRows, noise: RoundNoise) -> Verdict:
         """Row t is drawn by inverse cdf on stream EXTRA, index t."""
         index_T = torch.arange(draft.tree.num_nodes + 1, device=noise.seed_B.device)
-        uniform_BT = extra_uniforms(noise, index_T).to(target.device)
+        uniform_BT = host.send(extra_uniforms(noise, index_T), target.device)
 
         def own(texts_n: Tensor, at_n: Tensor, flat_n: Tensor) -> Tensor:
             return inverse_cdf(target.probs(flat_n), uniform_BT[texts_n, at_n])

@@ -16,6 +16,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from outrider import host
 from outrider.decoding.draft import Draft, Kind
 from outrider.decoding.laws import Law
 from outrider.decoding.rows import TargetRows
@@ -301,7 +302,7 @@ def by_row(tests_BN: Tensor, target: TargetRows) -> Tensor:
     first_B1, (num_texts, num_rows, _) = first_rows(target)[:, None], target.shape
     tests_R = torch.zeros(num_texts * num_rows, dtype=torch.float64, device=target.device)
     places_BN = first_B1 + torch.arange(1, num_rows, device=target.device)
-    tests_R[places_BN] = tests_BN.to(target.device)
+    tests_R[places_BN] = host.send(tests_BN, target.device)
     return tests_R
 
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from outrider.decoding import host
+from outrider import host
 from outrider.decoding.draft import Draft, Verdict
 from outrider.decoding.rows import TargetRows
 from outrider.decoding.rules.base import all_rows, first_rows, while_equal

@@ -1,0 +1,255 @@
+"""Forwards told of before their tokens are known, or read: never more than a hint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider import SamplingParams, SpeculativeDecoder, SpeculativeDecoderConfig, host
+from outrider.drafters import ModelDrafter
+from outrider.engine import Emitter, Engine, Requests
+from outrider.models import graphs, hf
+from outrider.models.ahead import Run
+from outrider.models.base import Rows
+from outrider.models.graphs import GraphedForward
+from outrider.models.hf import HuggingFaceTarget
+from outrider.types import Request
+from tests.models.families import random_tokens, relative_error
+from tests.models.test_graphs import BOUND, DEVICE, graphed, open_at, target_of
+
+PROMPTS = [random_tokens(5).tolist(), random_tokens(66, 2).tolist()]
+
+
+@pytest.fixture(autouse=True)
+def _way_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(graphs, "_why_no_triton", lambda device, dtype: None)
+    with host.as_on_gpu():
+        yield
+
+
+class Counted:
+    """What was run ahead, and how often that was what was asked for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.scored: list[bool] = []
+        self.chains: list[int] = []
+        scored, chain = Run.scored, HuggingFaceTarget.chain
+
+        def noted(run: Run, rows: Rows) -> bool:
+            self.scored.append(scored(run, rows))
+            return self.scored[-1]
+
+        def chained(target: HuggingFaceTarget, seq: int, most: int) -> Any:
+            self.chains.append(most)
+            return chain(target, seq, most)
+
+        monkeypatch.setattr(Run, "scored", noted)
+        monkeypatch.setattr(HuggingFaceTarget, "chain", chained)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    return Counted(monkeypatch)
+
+
+def scored(target: HuggingFaceTarget, seq: int, *tokens: int) -> Tensor:
+    return target.score(Rows((seq,), (len(tokens),), torch.tensor(tokens)))
+
+
+def there(*tokens: int) -> Tensor:
+    return torch.tensor(tokens, device=DEVICE)
+
+
+def test_what_was_run_ahead_is_what_is_scored(counted: Counted):
+    target = target_of()
+    made, (seq,) = graphed(target), open_at(target, 63)
+    scored(target, seq, 3)
+    for length, token in ((63, 3), (64, 4), (65, 5)):
+        # The next token's row, behind this one that is still staged.
+        target.expect((seq,), (1,), there(token + 1))
+        assert target.num_staged(seq) == 1 and target.length(seq) == length
+        target.commit(seq, 1)
+        found = scored(target, seq, token + 1)
+        assert relative_error(found, own_at(target, seq, token + 1)) < BOUND
+        target.discard(seq)
+        scored(target, seq, token + 1)
+    # The first found no room in the pool: it grew, and the graph was made anew.
+    assert counted.scored == [True, True] and made.captures == 2
+
+
+def test_other_tokens_and_other_rows_are_scored_as_ever(counted: Counted):
+    target = target_of()
+    _, (seq, other) = graphed(target), open_at(target, 9, 4)
+    for rows in ((7,), (7, 8)):
+        scored(target, seq, *rows)
+        target.discard(seq)
+    for one, asked in ((seq, (7,)), (seq, (5, 8)), (other, (5,))):
+        target.expect((seq,), (1,), there(5))
+        found = scored(target, one, *asked)
+        assert relative_error(found, own_at(target, one, *asked)) < BOUND
+        target.discard(one)
+    assert counted.scored == [False]
+    # The row of the text itself is written over, and the one ahead forgotten.
+    target.expect((seq,), (1,), there(5))
+    scored(target, seq, 8)
+    target.discard(seq)
+    scored(target, seq, 5)
+    target.commit(seq, 1)
+    assert relative_error(scored(target, seq, 6), own_at(target, seq, 6)) < BOUND
+    target.discard(seq)
+    target.expect((seq,), (1,), there(6))
+    chain = target.chain(seq, 1)
+    assert chain is not None
+    chain(8)
+    scored(target, seq, 6)
+    target.commit(seq, 1)
+    assert relative_error(scored(target, seq, 7), own_at(target, seq, 7)) < BOUND
+    assert counted.scored == [False, False]
+
+
+def own_at(target: HuggingFaceTarget, seq: int, *tokens: int) -> Tensor:
+    """The model's own logits of rows that are staged now, which stay so."""
+    target.discard(seq)
+    with target.uncompiled():
+        return scored(target, seq, *tokens)
+
+
+def test_a_run_that_is_not_what_was_asked_for_would_be_seen(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Run, "scored", lambda run, rows: True)
+    target = target_of()
+    _, (seq,) = graphed(target), open_at(target, 9)
+    scored(target, seq, 7)
+    target.discard(seq)
+    target.expect((seq,), (1,), there(5))
+    assert relative_error(scored(target, seq, 7), own_at(target, seq, 7)) > 100 * BOUND
+
+
+def test_a_plan_told_ahead_is_not_made_again(monkeypatch: pytest.MonkeyPatch):
+    target = target_of()
+    made, seqs = graphed(target), open_at(target, 63, 9)
+    rows = Rows(seqs, (3, 2), random_tokens(5, 8))
+    with target.uncompiled():
+        wanted = target.score(rows)
+    for seq in seqs:
+        target.discard(seq)
+    assert relative_error(target.score(rows), wanted) < BOUND
+    for seq in seqs:
+        target.discard(seq)
+    target.expect(seqs, (3, 2))
+    monkeypatch.setattr(hf, "make_plan", None)
+    assert relative_error(target.score(rows), wanted) < BOUND and made.captures == 1
+
+
+def test_a_hint_changes_nothing_where_no_graph_would_run_it():
+    target = target_of()
+    (seq,) = open_at(target, 9)
+    target.expect((seq,), (1,), there(5))
+    assert target._ahead is None
+    made = graphed(target)
+    target.expect((seq,), (GraphedForward.most_rows + 1,))
+    assert target._ahead is None
+    target.max_length = 10
+    target.expect((seq,), (2,))
+    assert target._ahead is None
+    # Of a shape that was not captured yet.
+    target.expect((seq,), (1,), there(5))
+    assert made.captures == 0
+    assert relative_error(scored(target, seq, 5), own_at(target, seq, 5)) < BOUND
+
+
+def texts(
+    target: HuggingFaceTarget, draft: HuggingFaceTarget | None, temperature: float, **more: Any
+) -> list[list[int]]:
+    """Two texts of different lengths, and one that takes the place of the shorter."""
+    drafter = None if draft is None else ModelDrafter(draft)
+    decoder = SpeculativeDecoder(
+        drafter,
+        target,
+        SpeculativeDecoderConfig(
+            k=4, sampling=SamplingParams(temperature=temperature, ignore_eos=True, **more)
+        ),
+    )
+    return [*decoder.generate_batch(PROMPTS, 6, seed=7), decoder.generate(PROMPTS[0], 9, seed=3)]
+
+
+def plainly(found: list[list[int]], *given: Any, **more: Any) -> bool:
+    """Whether texts are those of targets without graphs, all by the plain way."""
+    token = host._AS_ON_GPU.set(DEVICE.type == "cuda")
+    try:
+        return texts(*given, **more) == found
+    finally:
+        host._AS_ON_GPU.reset(token)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_plain_rounds_are_run_ahead(temperature: float, counted: Counted):
+    target = target_of()
+    graphed(target)
+    found = texts(target, None, temperature, presence_penalty=0.5)
+    assert plainly(found, target_of(), None, temperature, presence_penalty=0.5)
+    # Of five rounds of the batch and eight of the other text two have no round behind them, and
+    # the first of each meets a width that was not captured.
+    assert counted.scored.count(True) >= 8 and False not in counted.scored
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_chain_is_read_once(
+    temperature: float, counted: Counted, monkeypatch: pytest.MonkeyPatch
+):
+    target, draft = target_of(), target_of()
+    graphed(target)
+    graphed(draft)
+    reads: list[int] = []
+    read = host.read
+
+    def noted(tensors: Any) -> list[Tensor]:
+        reads.append(len(tensors))
+        return read(tensors)
+
+    monkeypatch.setattr(host, "read", noted)
+    found = texts(target, draft, temperature)
+    assert reads and max(reads) > 1 and len(reads) == len([n for n in counted.chains if n])
+    assert plainly(found, target_of(), target_of(), temperature)
+
+
+def test_controls_that_look_at_drafted_tokens_have_them_read(counted: Counted):
+    target, draft = target_of(), target_of()
+    graphed(target)
+    graphed(draft)
+    found = texts(target, draft, 1.0, presence_penalty=2.0)
+    assert plainly(found, target_of(), target_of(), 1.0, presence_penalty=2.0)
+    assert found != texts(target, draft, 1.0)
+
+
+def test_an_interrupt_while_a_round_is_waited_for_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch, counted: Counted
+):
+    target = target_of()
+    graphed(target)
+    wanted = texts(target, None, 0.0)[2]
+    engine = Engine(target, ModelDrafter(target_of()), Emitter(None))
+    sampling = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
+    requests = Requests(engine, depth=0, end_tokens=frozenset())
+    wait, waits = host.Reading.wait, [0]
+
+    def broken(reading: host.Reading) -> list[Tensor]:
+        waits[0] += 1
+        if waits[0] in (5, 6, 11):
+            raise KeyboardInterrupt
+        return wait(reading)
+
+    monkeypatch.setattr(host.Reading, "wait", broken)
+    interrupts = 0
+    with requests.running([Request(tuple(PROMPTS[0]), sampling)]) as made:
+        while not engine.settled(made):
+            try:
+                engine.step()
+            except KeyboardInterrupt:
+                interrupts += 1
+        assert made[0].tokens[len(PROMPTS[0]) :] == wanted
+    assert interrupts == 3 and True in counted.scored
