@@ -37,6 +37,8 @@ class OracleDrafter(Drafter):
         self.vocab_size = model.vocab_size
         self._model, self._alpha, self._seed = model, alpha, seed
         self._texts: dict[tuple[int, ...], list[int]] = {}
+        # Of texts that are being made: a long prompt is looked up once.
+        self._known: dict[int, list[int]] = {}
 
     def knows(self, prompt: Sequenced[int], num_tokens: int) -> bool:
         """Whether that much of the prompt's continuation was learnt."""
@@ -52,7 +54,10 @@ class OracleDrafter(Drafter):
     def guesses(self, text: Sequence, depth: int) -> list[int]:
         """What is replayed after the text as it stands: `depth` tokens."""
         at = len(text.tokens) - text.num_prompt
-        known = self._texts[tuple(text.tokens[: text.num_prompt])]
+        known = self._known.get(text.key)
+        if known is None:
+            prompt = tuple(text.tokens[: text.num_prompt])
+            known = self._known[text.key] = self._texts[prompt]
         # Beyond what was learnt nothing is verified that counts: the text ends there.
         return [*known[at : at + depth], *[0] * depth][:depth]
 
@@ -81,6 +86,7 @@ class OracleDrafter(Drafter):
 
     def close(self, text: Sequence) -> None:
         """The model gives the text's cache back."""
+        self._known.pop(text.key, None)
         self._model.close(text)
 
     def _other(self, token: int, draw: random.Random) -> int:
@@ -96,26 +102,28 @@ class _Replayed:
 
     def __init__(self, draws: RoundDraws, guesses: Sequenced[Sequenced[int]]) -> None:
         self._draws, self._guesses = draws, guesses
-        self._there_BK: Tensor | None = None
-        self._picked_n: Tensor | None = None
+        self._there_K: Tensor | None = None
+        self._picked: list[Tensor] = []
 
     def sample(self, logits_nV: Tensor, members: Sequenced[int], index: int) -> list[int]:
         """A greedy choice is made, for its cost."""
         logits_nV.argmax(-1).tolist()
         return [self._guesses[member][index] for member in members]
 
-    def draw_unread(self, logits_nV: Tensor, members: Sequenced[int], index: int) -> Tensor:
+    def draw_unread(self, logits_1V: Tensor, member: int, index: int) -> Tensor:
         """The same, unread."""
-        if self._there_BK is None:
-            self._there_BK = host.send(torch.tensor(self._guesses), logits_nV.device)
-        self._picked_n = logits_nV.argmax(-1)
-        return torch.stack([self._there_BK[member, index] for member in members])
+        if self._there_K is None:
+            self._there_K = host.send(torch.tensor(self._guesses[member]), logits_1V.device)
+        self._picked.append(logits_1V.argmax(-1))
+        return self._there_K[index : index + 1]
 
-    def read_drawn(self) -> list[list[int]]:
-        """What was chosen last is waited for."""
-        if self._picked_n is not None:
-            self._picked_n.tolist()
-        return [list(chain) for chain in self._guesses]
+    def read_drawn(self, member: int) -> list[int]:
+        """What was chosen is read."""
+        assert self._there_K is not None
+        reading = host.Reading((torch.cat(self._picked),))
+        self._draws.expect(member, self._there_K)  # pyright: ignore
+        reading.wait()
+        return list(self._guesses[member])
 
     def drawn(self) -> Draft:
         """The guesses, as certain tokens."""

@@ -64,16 +64,12 @@ class RoundDraws(Protocol):
         """Whether tokens may be drawn without being read: nothing depends on what they are."""
         ...
 
-    def draw_unread(self, logits_nV: Tensor, members: Sequenced[int], index: int) -> Tensor:
-        """As `sample`, but the tokens `[n]` stay where the logits are, until `read_drawn`."""
+    def draw_unread(self, logits_1V: Tensor, member: int, index: int) -> Tensor:
+        """As `sample` of one sequence, but the token `[1]` stays where the logits are."""
         ...
 
-    def expect(self, depths: Sequenced[int]) -> None:
-        """So many tokens of each sequence are on their way: what verifies them makes ready."""
-        ...
-
-    def read_drawn(self) -> list[list[int]]:
-        """Reads all that was drawn unread: each sequence's drafted tokens."""
+    def read_drawn(self, member: int) -> list[int]:
+        """Reads all that was drawn unread of one sequence; its verification may have begun."""
         ...
 
     @property

@@ -173,12 +173,11 @@ class ModelDrafter(Drafter):
         """One text's chain, from the logits behind it on; the host waits for its tokens once."""
         logits_1V, chain = begun
         text, depth = texts[member], depths[member]
-        token_1 = draws.draw_unread(logits_1V[:, : self._width], [member], 0)
+        token_1 = draws.draw_unread(logits_1V[:, : self._width], member, 0)
         for index in range(1, depth):
             logits_1V = chain(token_1.clamp(max=self._last))
-            token_1 = draws.draw_unread(logits_1V[:, : self._width], [member], index)
-        draws.expect(depths)
-        tokens = draws.read_drawn()[member][: depth - 1]
+            token_1 = draws.draw_unread(logits_1V[:, : self._width], member, index)
+        tokens = draws.read_drawn(member)[: depth - 1]
         self._drafted[text.key] = [Node(member, token, at) for at, token in enumerate(tokens)]
         self._stage(chain, text)
 

@@ -28,7 +28,7 @@ class GroupDraws:
         group: Group,
         noise_B: RoundNoise,
         vocab_size: int,
-        expect: Callable[[Sequenced[int]], None] | None = None,
+        expect: Callable[[int, Tensor], None] | None = None,
     ) -> None:
         self.trees = group.trees
         self._expect = expect
@@ -42,8 +42,8 @@ class GroupDraws:
         self._tokens: list[list[int]] = [[] for _ in range(num_texts)]
         # Each with the tokens its columns stand for; None = all.
         self._laws: list[list[tuple[Tensor, Tensor | None]]] = [[] for _ in range(num_texts)]
-        # Tokens that the host has not read, and whose they are.
-        self._unread: list[tuple[Sequenced[int], Tensor]] = []
+        # Tokens that the host has not read.
+        self._unread: list[Tensor] = []
 
     @property
     def max_certain(self) -> int:
@@ -72,25 +72,25 @@ class GroupDraws:
         """Where no control looks at the tokens before."""
         return not self._controls.act
 
-    def draw_unread(self, logits_nV: Tensor, members: Sequenced[int], index: int) -> Tensor:
-        """The same, the tokens left where they are."""
-        tokens_n = self._drawn_of(logits_nV, members, index, None)
-        self._unread.append((members, tokens_n))
-        return tokens_n
+    def draw_unread(self, logits_1V: Tensor, member: int, index: int) -> Tensor:
+        """The same of one text, the token left where it is."""
+        token_1 = self._drawn_of(logits_1V, [member], index, None)
+        self._unread.append(token_1)
+        return token_1
 
-    def expect(self, depths: Sequenced[int]) -> None:
-        """Tells the target of the rows to come."""
-        if self._expect is not None:
-            self._expect(depths)
-
-    def read_drawn(self) -> list[list[int]]:
-        """One wait for all."""
-        found = host.read([tokens_n for _, tokens_n in self._unread])
-        for (members, _), tokens_n in zip(self._unread, found, strict=True):
-            for member, token in zip(members, tokens_n.tolist(), strict=True):
-                self._tokens[member].append(token)
+    def read_drawn(self, member: int) -> list[int]:
+        """One wait for all; meanwhile the target may go ahead."""
+        tokens_K = torch.cat(self._unread)
         self._unread.clear()
-        return self._tokens
+        reading = host.Reading((tokens_K,))
+        self.expect(member, tokens_K)
+        self._tokens[member] += reading.wait()[0].tolist()
+        return self._tokens[member]
+
+    def expect(self, member: int, tokens_K: Tensor) -> None:
+        """Tells the target of a text's drafted tokens, which nobody has read."""
+        if self._expect is not None:
+            self._expect(member, tokens_K)
 
     def _drawn_of(
         self, logits_nV: Tensor, members: Sequenced[int], index: int, ids_V: Tensor | None

@@ -10,11 +10,11 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
-from collections.abc import Sequence as Sequenced
 from contextlib import contextmanager
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from outrider.decoding import Draft, Verdict, rule_named
 from outrider.drafters.base import Drafter
@@ -141,14 +141,15 @@ class Engine:
             and not any(asks(text) or text.remaining <= 1 for text in group.texts)
         )
 
-    def _expect(self, group: Group, depths: Sequenced[int]) -> None:
-        """Tells the target of the rows that verify so many drafted tokens of each text."""
-        handles = group.handles
-        counts = [
-            len(text.tokens) - self.target.length(handle) + depth
-            for text, handle, depth in zip(group.texts, handles, depths, strict=True)
-        ]
-        self.target.expect(handles, counts)
+    def _expect(self, group: Group, member: int, tokens_K: Tensor) -> None:
+        """Tells the target of a text's drafted tokens, which it is to score alone."""
+        text = group.texts[member]
+        if len(group.texts) > 1 or text.handle is None or group.drafter.taps:
+            return
+        pending = text.tokens[self.target.length(text.handle) :]
+        if len(pending) == 1:
+            last_1 = tokens_K.new_full((1,), pending[0])
+            self.target.expect([text.handle], [1 + len(tokens_K)], torch.cat((last_1, tokens_K)))
 
     @contextmanager
     def _measured(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Forwards that were expected: their plans, and what they gave where they were run at once."""
+"""Forwards run before they are asked for, of tokens that the host had not read."""
 
 from __future__ import annotations
 
@@ -16,30 +16,29 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """A forward of tokens that the host had not read, on their way to it meanwhile."""
-
-    tokens: Reading
-    logits_RV: Float[Tensor, "R V"]
-
-    def scored(self, rows: Rows) -> bool:
-        """Whether its rows, all of them, are these: their tokens are looked at."""
-        (tokens_R,) = self.tokens.wait()
-        return rows.logits_rows is None and tokens_R.tolist() == rows.tokens_R.tolist()
-
-
-@dataclass(frozen=True, slots=True)
 class Ahead:
-    """A forward that comes next, unless another does: then it is as if it had not been."""
+    """What the next forward gives, unless it is another: then it is as if this had not been.
+
+    Attributes:
+        plan: where its rows stand; nothing is staged of them.
+        tokens: theirs, on their way to the host.
+        logits_RV: of all its rows.
+    """
 
     seqs: tuple[int, ...]
     counts: tuple[int, ...]
     plan: Plan
-    run: Run | None
+    tokens: Reading
+    logits_RV: Float[Tensor, "R V"]
 
-    def fits(self, rows: Rows, cache: CacheManager) -> bool:
-        """Whether it was expected of these rows, whatever their tokens are."""
-        if (self.seqs, self.counts) != (rows.seqs, rows.counts) or rows.ancestors_R is not None:
+    def scored(self, rows: Rows, cache: CacheManager) -> bool:
+        """Whether these rows, all of them, are what it was run for: tokens are looked at, too."""
+        if (self.seqs, self.counts) != (rows.seqs, rows.counts):
+            return False
+        if rows.ancestors_R is not None or rows.logits_rows is not None:
             return False
         now = [(cache.length(seq), cache.num_staged(seq)) for seq in self.seqs]
-        return now == [(span.length, 0) for span in self.plan.spans]
+        if now != [(span.length, 0) for span in self.plan.spans]:
+            return False
+        (tokens_R,) = self.tokens.wait()
+        return tokens_R.tolist() == rows.tokens_R.tolist()

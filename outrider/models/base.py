@@ -138,14 +138,11 @@ class Target(ABC):
         """Whether chains go on from tokens on its device that the host has not read."""
         return False
 
-    def expect(
-        self, seqs: Sequence[int], counts: Sequence[int], tokens_R: Tensor | None = None
-    ) -> None:
-        """A hint: so many rows of each sequence come next, chains behind all that is staged.
+    def expect(self, seqs: Sequence[int], counts: Sequence[int], tokens_R: Tensor) -> None:
+        """A hint: the next rows are chains behind all that is staged, which will be kept.
 
-        What is staged will have been kept by then. Who waits for a device says so while it does.
-        With `tokens_R`, which are there and the host has not read, the rows may be scored at once;
-        they are as good as any when `score` asks for them.
+        Their tokens are on its device, and the host has not read them. A target that `takes_unread`
+        may score them while it does; what `score` and `num_staged` say is the same either way.
         """
 
     @abstractmethod

@@ -21,7 +21,6 @@ from transformers import PreTrainedModel
 from outrider import host
 from outrider.cache import CacheManager
 from outrider.errors import OutriderError, UnsupportedModel, warn
-from outrider.models.ahead import Run
 from outrider.models.attention_op import Forward, PoolBody, current, running
 from outrider.models.attention_trial import errors_over_pools
 from outrider.models.compiled import Tapped, why_not_anywhere
@@ -181,26 +180,20 @@ class _Graph:
         self._width, self._tables = shape.width, tables
         self._box = host.Mailbox(2 * shape.width + tables.size, device)
         self._rows: host.Mailbox | None = None
-        # Whose numbers are there, its tokens' but for.
-        self._plan: Plan | None = None
         own_1n = self._box.numbers[None]
         self.tokens_1W, self.positions_1W = own_1n[:, : 2 * shape.width].chunk(2, 1)
         tables.settle(own_1n[0, 2 * shape.width :])
 
-    def prepare(self, plan: Plan) -> None:
-        """Takes all of a forward but its tokens, which `fill` sends alone if it comes next."""
-        self._box.send(self._width, self._write(self._box.open(), plan))
-        self._plan = plan
-
     def fill(self, tokens_R: Tensor, plan: Plan) -> None:
-        """Takes a forward."""
+        """Takes a forward; its tokens may be there already."""
         # Behind them stay rows of an earlier forward: they have no slot, and nobody sees them.
-        numbers, end = self._box.open(), len(tokens_R)
-        numbers[:end] = tokens_R.numpy()
-        if self._plan is not plan:
-            end = self._write(numbers, plan)
-        self._box.send(0, end)
-        self._plan = plan
+        numbers, rows = self._box.open(), len(tokens_R)
+        here = not tokens_R.is_cuda
+        if here:
+            numbers[:rows] = tokens_R.numpy()
+        self._box.send(0 if here else self._width, self._write(numbers, plan))
+        if not here:
+            self.tokens_1W[0, :rows].copy_(tokens_R)
 
     def rows_of(self, plans: Sequence[Plan]) -> Int64[Tensor, "K n"]:
         """What one row is filled with under each of some plans, but for its token; sent at once."""
@@ -222,7 +215,6 @@ class _Graph:
         else:
             self._box.numbers[:1].copy_(token)
         self._box.numbers[1 : 1 + len(numbers_n)].copy_(numbers_n)
-        self._plan = None
 
     def _write(self, numbers: IntArray, plan: Plan) -> int:
         first = self._width
@@ -318,21 +310,15 @@ class GraphedForward:
 
         return row
 
-    def prepare(self, cache: CacheManager, plan: Plan, tokens_R: Tensor | None) -> Run | None:
-        """Sends all of a forward that comes next but its tokens, where its graph is there.
-
-        It is run at once where the tokens are on the GPU.
-        """
-        rows = len(plan.positions)
-        graph = self._graphs.get(Shape.of(plan, rows))
+    def ahead(
+        self, cache: CacheManager, plan: Plan, tokens_R: Int64[Tensor, " R"]
+    ) -> Float[Tensor, "R V"] | None:
+        """Logits of all rows of a forward whose tokens are there; None: its graph is to be made."""
+        graph = self._graphs.get(Shape.of(plan, len(tokens_R)))
         if graph is None or not self._is_bound(cache):
             return None
-        graph.prepare(plan)
-        if tokens_R is None:
-            return None
-        reading = host.Reading((tokens_R,))
-        graph.tokens_1W[0, :rows].copy_(tokens_R)
-        return Run(reading, graph.replay()[0][0, :rows].clone())
+        graph.fill(tokens_R, plan)
+        return graph.replay()[0][0, : len(tokens_R)].clone()
 
     def _is_bound(self, cache: CacheManager) -> bool:
         """Whether pools are where they were, and nobody took layers apart: both are read."""

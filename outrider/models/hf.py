@@ -59,7 +59,7 @@ from outrider.models.packing import (
     use_product,
     uses_product,
 )
-from outrider.models.plan import Plan, chains_behind, check_rows, make_plan
+from outrider.models.plan import Plan, chains_behind, make_plan
 from outrider.models.product import Product, product
 from outrider.models.reach import Reach
 from outrider.models.recurrent import RecurrentTarget
@@ -678,21 +678,16 @@ class HuggingFaceTarget(Target):
             # The frequencies follow the forward's longest row: one more row beside makes sure.
             pad = pad or self._row_multiple
         faster = self._faster_for(rows)
-        # A graph takes what the host has, all of it with one copy.
-        device = CPU if isinstance(faster, GraphedForward) else self.device
         ahead, self._ahead = self._ahead, None
-        if ahead is not None and faster is self._compiled and ahead.fits(rows, self._cache):
-            check_rows(rows)
-            plan = ahead.plan
+        if ahead is not None and faster is self._compiled and ahead.scored(rows, self._cache):
+            plan, logits = ahead.plan, ahead.logits_RV
         else:
-            ahead = None
+            # A graph takes what the host has, all of it with one copy.
+            device = CPU if isinstance(faster, GraphedForward) else self.device
             plan = make_plan(self._cache, rows, device, align=self._align, pad=pad)
-        self._check_length(plan)
-        if long:
-            plan.positions[-pad:] = self._long_position
-        if ahead is not None and ahead.run is not None and ahead.run.scored(rows):
-            logits = ahead.run.logits_RV
-        else:
+            self._check_length(plan)
+            if long:
+                plan.positions[-pad:] = self._long_position
             with self._door.entered(self._cache, plan, self._body):
                 logits = self._forward(rows, plan, pad, faster)
         tokens = rows.tokens_R.tolist()
@@ -701,13 +696,8 @@ class HuggingFaceTarget(Target):
         return logits
 
     @torch.inference_mode()
-    def expect(
-        self, seqs: Sequence[int], counts: Sequence[int], tokens_R: Tensor | None = None
-    ) -> None:
-        """Have the plan of such rows on the GPU, and run their graph where their tokens are there.
-
-        Nothing where no graph would run them.
-        """
+    def expect(self, seqs: Sequence[int], counts: Sequence[int], tokens_R: Tensor) -> None:
+        """Run such rows at once, where their graph is there; see `Target.expect`."""
         graphs = self._compiled
         if not isinstance(graphs, GraphedForward) or sum(counts) > graphs.most_rows:
             return
@@ -720,11 +710,13 @@ class HuggingFaceTarget(Target):
             return
         try:
             plan = chains_behind(self._cache, seqs, counts, self._align)
-            run = graphs.prepare(self._cache, plan, tokens_R)
+            tokens = host.Reading((tokens_R,))
+            logits = graphs.ahead(self._cache, plan, tokens_R)
         except (OutOfMemory, torch.OutOfMemoryError):
             # Who scores them will be told.
             return
-        self._ahead = Ahead(tuple(seqs), tuple(counts), plan, run)
+        if logits is not None:
+            self._ahead = Ahead(tuple(seqs), tuple(counts), plan, tokens, logits)
 
     def _no_logits(self) -> Tensor:
         return torch.empty(0, self.vocab_size, dtype=self.dtype, device=self.device)

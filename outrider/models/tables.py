@@ -113,34 +113,29 @@ def write_numbers(out: IntArray, plan: Plan, reach: Reach | None, layout: Layout
 
     Rows and tiles that the plan does not have are empty.
     """
-    num_rows, end = layout.rows, layout.size
-    out[:num_rows] = -1
-    out[num_rows:end] = 0
-    slots, upto, lowest, bits = out[: PER_ROW * num_rows].reshape(PER_ROW, num_rows)
-    tiles = out[PER_ROW * num_rows : end].reshape(layout.tiles, PER_TILE)
-    tile, first_block = 0, end
+    slots, upto, lowest, bits = [-1] * layout.rows, *([0] * layout.rows for _ in range(3))
+    tiles: list[int] = []
+    end = layout.size
     for span in plan.spans:
-        held, count = span.slots.blocks, span.slots.count
-        seen, low, nodes = _seen(span, reach)
-        own = slice(span.first, span.last)
-        slots[own] = [
+        own, held, count = slice(span.first, span.last), span.slots.blocks, span.slots.count
+        slots[own] = (
             held[token // BLOCK_SLOTS] * BLOCK_SLOTS + token % BLOCK_SLOTS
             for token in range(count - span.num_rows, count)
-        ]
-        upto[own], lowest[own], bits[own] = seen, low, nodes
-        for first in range(0, span.num_rows, layout.per_tile):
-            last = min(first + layout.per_tile, span.num_rows)
+        )
+        upto[own], lowest[own], bits[own] = _seen(span, reach)
+        for first in range(span.first, span.last, layout.per_tile):
+            last = min(first + layout.per_tile, span.last)
             # Behind its last row a chain sees nothing; in a tree nobody asks for the order.
-            upmost = max(seen[first:last]) if span.ancestors is None else count
-            begin = min(span.length, *low[first:last])
-            at = span.first + first
-            tiles[tile] = at, last - first, first_block - end, begin, upmost
-            tile += 1
-        last_block = first_block + len(held)
-        run = isinstance(held, range)
-        out[first_block:last_block] = np.arange(held.start, held.stop) if run else held
-        first_block = last_block
-    return first_block
+            upmost = max(upto[first:last]) if span.ancestors is None else count
+            begin = min(span.length, *lowest[first:last])
+            tiles += (first, last - first, end - layout.size, begin, upmost)
+        behind = end + len(held)
+        is_run = isinstance(held, range)
+        out[end:behind] = np.arange(held.start, held.stop) if is_run else held
+        end = behind
+    tiles += [0] * (PER_TILE * layout.tiles - len(tiles))
+    out[: layout.size] = [*slots, *upto, *lowest, *bits, *tiles]
+    return end
 
 
 def _seen(span: Span, reach: Reach | None) -> tuple[list[int], list[int], list[int]]:

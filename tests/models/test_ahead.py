@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from outrider import SamplingParams, SpeculativeDecoder, SpeculativeDecoderConfig, host
+from outrider.cache import CacheManager
 from outrider.drafters import ModelDrafter
 from outrider.engine import Emitter, Engine, Requests
-from outrider.models import graphs, hf
-from outrider.models.ahead import Run
+from outrider.models import graphs
+from outrider.models.ahead import Ahead
 from outrider.models.base import Rows
 from outrider.models.graphs import GraphedForward
 from outrider.models.hf import HuggingFaceTarget
@@ -38,17 +39,17 @@ class Counted:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.scored: list[bool] = []
         self.chains: list[int] = []
-        scored, chain = Run.scored, HuggingFaceTarget.chain
+        scored, chain = Ahead.scored, HuggingFaceTarget.chain
 
-        def noted(run: Run, rows: Rows) -> bool:
-            self.scored.append(scored(run, rows))
+        def noted(ahead: Ahead, rows: Rows, cache: CacheManager) -> bool:
+            self.scored.append(scored(ahead, rows, cache))
             return self.scored[-1]
 
         def chained(target: HuggingFaceTarget, seq: int, most: int) -> Any:
             self.chains.append(most)
             return chain(target, seq, most)
 
-        monkeypatch.setattr(Run, "scored", noted)
+        monkeypatch.setattr(Ahead, "scored", noted)
         monkeypatch.setattr(HuggingFaceTarget, "chain", chained)
 
 
@@ -93,7 +94,7 @@ def test_other_tokens_and_other_rows_are_scored_as_ever(counted: Counted):
         found = scored(target, one, *asked)
         assert relative_error(found, own_at(target, one, *asked)) < BOUND
         target.discard(one)
-    assert counted.scored == [False]
+    assert counted.scored == [False] * 3
     # The row of the text itself is written over, and the one ahead forgotten.
     target.expect((seq,), (1,), there(5))
     scored(target, seq, 8)
@@ -109,7 +110,7 @@ def test_other_tokens_and_other_rows_are_scored_as_ever(counted: Counted):
     scored(target, seq, 6)
     target.commit(seq, 1)
     assert relative_error(scored(target, seq, 7), own_at(target, seq, 7)) < BOUND
-    assert counted.scored == [False, False]
+    assert counted.scored == [False] * 4
 
 
 def own_at(target: HuggingFaceTarget, seq: int, *tokens: int) -> Tensor:
@@ -120,7 +121,7 @@ def own_at(target: HuggingFaceTarget, seq: int, *tokens: int) -> Tensor:
 
 
 def test_a_run_that_is_not_what_was_asked_for_would_be_seen(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Run, "scored", lambda run, rows: True)
+    monkeypatch.setattr(Ahead, "scored", lambda *_: True)
     target = target_of()
     _, (seq,) = graphed(target), open_at(target, 9)
     scored(target, seq, 7)
@@ -129,20 +130,22 @@ def test_a_run_that_is_not_what_was_asked_for_would_be_seen(monkeypatch: pytest.
     assert relative_error(scored(target, seq, 7), own_at(target, seq, 7)) > 100 * BOUND
 
 
-def test_a_plan_told_ahead_is_not_made_again(monkeypatch: pytest.MonkeyPatch):
+def test_several_rows_of_several_texts_are_run_ahead(counted: Counted):
     target = target_of()
     made, seqs = graphed(target), open_at(target, 63, 9)
     rows = Rows(seqs, (3, 2), random_tokens(5, 8))
     with target.uncompiled():
         wanted = target.score(rows)
-    for seq in seqs:
-        target.discard(seq)
-    assert relative_error(target.score(rows), wanted) < BOUND
-    for seq in seqs:
-        target.discard(seq)
-    target.expect(seqs, (3, 2))
-    monkeypatch.setattr(hf, "make_plan", None)
-    assert relative_error(target.score(rows), wanted) < BOUND and made.captures == 1
+    for _ in range(2):
+        for seq in seqs:
+            target.discard(seq)
+        assert relative_error(target.score(rows), wanted) < BOUND
+        for seq in seqs:
+            target.discard(seq)
+        target.expect(seqs, (3, 2), rows.tokens_R.to(DEVICE))
+    some = Rows(seqs, (3, 2), rows.tokens_R, None, torch.tensor([0, 4]))
+    assert relative_error(target.score(some), wanted[[0, 4]]) < BOUND
+    assert counted.scored == [True, False] and made.captures == 1
 
 
 def test_a_hint_changes_nothing_where_no_graph_would_run_it():
@@ -151,10 +154,11 @@ def test_a_hint_changes_nothing_where_no_graph_would_run_it():
     target.expect((seq,), (1,), there(5))
     assert target._ahead is None
     made = graphed(target)
-    target.expect((seq,), (GraphedForward.most_rows + 1,))
+    many = GraphedForward.most_rows + 1
+    target.expect((seq,), (many,), there(*range(many)))
     assert target._ahead is None
     target.max_length = 10
-    target.expect((seq,), (2,))
+    target.expect((seq,), (2,), there(5, 6))
     assert target._ahead is None
     # Of a shape that was not captured yet.
     target.expect((seq,), (1,), there(5))
@@ -198,23 +202,36 @@ def test_plain_rounds_are_run_ahead(temperature: float, counted: Counted):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_chain_is_read_once(
+def test_chains_are_verified_while_they_are_read(
     temperature: float, counted: Counted, monkeypatch: pytest.MonkeyPatch
 ):
     target, draft = target_of(), target_of()
     graphed(target)
     graphed(draft)
     reads: list[int] = []
-    read = host.read
+    wait = host.Reading.wait
 
-    def noted(tensors: Any) -> list[Tensor]:
-        reads.append(len(tensors))
-        return read(tensors)
+    def noted(reading: host.Reading) -> list[Tensor]:
+        reads.append(len(reading._tensors))
+        return wait(reading)
 
-    monkeypatch.setattr(host, "read", noted)
-    found = texts(target, draft, temperature)
-    assert reads and max(reads) > 1 and len(reads) == len([n for n in counted.chains if n])
-    assert plainly(found, target_of(), target_of(), temperature)
+    monkeypatch.setattr(host.Reading, "wait", noted)
+    made = SpeculativeDecoder(
+        draft,
+        target,
+        SpeculativeDecoderConfig(
+            k=4, sampling=SamplingParams(temperature=temperature, ignore_eos=True)
+        ),
+    )
+    found = made.generate(PROMPTS[1], 24, seed=5)
+    chains, rounds = len(counted.chains), made.metrics.rounds
+    # The first round reads the prompt, and meets shapes that were not captured.
+    assert chains >= 4 and counted.scored.count(True) >= chains - 3
+    # A verdict, a chain, and what was run ahead: no more is waited for.
+    assert len(reads) <= 3 * (rounds + made.metrics.plain_rounds)
+    assert made.generate(PROMPTS[1], 24, seed=5) == found
+    with target.uncompiled(), draft.uncompiled():
+        assert made.generate(PROMPTS[1], 24, seed=5) == found
 
 
 def test_controls_that_look_at_drafted_tokens_have_them_read(counted: Counted):
