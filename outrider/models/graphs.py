@@ -43,7 +43,7 @@ from outrider.models.tables import (
 if TYPE_CHECKING:
     from jaxtyping import Float, Int64
 
-WIDTHS = (*range(1, 9), 12, 16, 24, 32, 48, 64)
+WIDTHS = (*range(1, 9), 12, 16, 24, 32, 48, 64, 96, 128)
 """Rows that forwards are padded up to."""
 LEAST_BLOCKS = 1024
 """Blocks of all texts of a forward that the smallest tables have room for."""

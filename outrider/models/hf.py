@@ -759,7 +759,10 @@ class HuggingFaceTarget(Target):
         if found is not None and self._taps is not None:
             found = self._compiled_taps.get(self._taps.layers)
         some = wanted is None or wanted.numel() > 0
-        if found is None or self._part is not None or not some:
+        if found is None or self._part is not None:
+            return None
+        if not some and not isinstance(found, GraphedForward):
+            # There the head's product costs more than what machine code saves.
             return None
         return found if len(rows.tokens_R) <= found.most_rows else None
 

@@ -207,12 +207,27 @@ def test_hidden_states_come_out_of_graphs_of_their_own():
         assert relative_error(taps.of(seq), own.of(seq)) < BOUND
 
 
-def test_many_rows_and_rows_without_logits_are_the_models_own():
+def test_many_rows_are_the_models_own():
     target = target_of()
     made, seqs = graphed(target), open_at(target, 3)
-    target.score(rows_of(seqs, (3,), wanted=[]))
     assert target.score(rows_of(seqs, (WIDTHS[-1] + 1,), wanted=[1])).shape[0] == 1
     assert made.captures == 0
+
+
+def test_prompts_rest_is_replayed_too():
+    """Rows that nobody asks logits of, and more than a tree has, which another text's are among."""
+    target = target_of()
+    made, seqs = graphed(target), open_at(target, 3, 9)
+    found, own = both(target, rows_of(seqs, (90, 6), wanted=[88, 95]))
+    assert relative_error(found, own) < BOUND
+    for seq in seqs:
+        target.commit(seq, 2)
+    assert target.score(rows_of(seqs, (70, 1), wanted=[])).shape == (0, target.vocab_size)
+    assert made.captures == 1
+    for seq, count in zip(seqs, (70, 1), strict=True):
+        target.commit(seq, count)
+    found, own = both(target, rows_of(seqs, (1, 2)))
+    assert relative_error(found, own) < BOUND
 
 
 def test_compile_makes_graphs_and_auto_the_attention_alone():
