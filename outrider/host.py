@@ -70,7 +70,7 @@ class Reading:
             pinned = torch.empty(len(self._flat), dtype=torch.int64, pin_memory=True)
             self._flat = pinned.copy_(self._flat, non_blocking=True)
             self._arrived = torch.cuda.Event()
-            self._arrived.record()
+            self._arrived.record(torch.cuda.current_stream(there[0].device))
 
     def wait(self) -> list[Tensor]:
         """The tensors on the host."""
@@ -80,11 +80,6 @@ class Reading:
             self._arrived.synchronize()
         found = iter(self._flat.cpu().split(self._sizes))
         return [one if one.is_cpu else _of_bits(next(found), one) for one in self._tensors]
-
-
-def read(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors of integers, truths or float64 on the host, with one copy and one wait for all."""
-    return Reading(tensors).wait()
 
 
 def _bits(tensor: Tensor) -> Tensor:
@@ -118,7 +113,7 @@ class Mailbox:
         """Sends a part, behind all that the device has to do before."""
         self.numbers[first:last].copy_(self._here[first:last], non_blocking=True)
         if self._sent is not None:
-            self._sent.record()
+            self._sent.record(torch.cuda.current_stream(self.numbers.device))
 
 
 def some(mask_n: Tensor) -> Tensor:

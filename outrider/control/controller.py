@@ -137,6 +137,12 @@ class Controller(SeveralDrafters):
             self._known.read_ahead(arm, before - left, self._clock() - started)
             self._state(text).read[arm] = len(text.tokens) - left
 
+    def pauses(self, texts: Sequenced[Sequence]) -> bool:
+        """In a rest that lasts."""
+        rest, on = self._rests.get(len(texts).bit_length()), self.settings.fallback == "none"
+        lasts = on and rest is not None and rest.holds(self._known.now + 1)
+        return lasts and self._seasoned(texts)
+
     def propose(
         self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws
     ) -> Draft:

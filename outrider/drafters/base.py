@@ -206,6 +206,13 @@ class Drafter(ABC):
         """
         yield
 
+    def pauses(self, texts: Sequenced[Sequence]) -> bool:
+        """Whether it is known already that it proposes nothing in the next round of these texts.
+
+        A hint: who says so falsely costs a forward that is for nothing.
+        """
+        return False
+
     @abstractmethod
     def propose(
         self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws

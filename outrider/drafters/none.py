@@ -15,6 +15,10 @@ class NoDrafter(Drafter):
     name = "none"
     certain = True
 
+    def pauses(self, texts: Sequenced[Sequence]) -> bool:
+        """Always."""
+        return True
+
     def propose(
         self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws
     ) -> Draft:

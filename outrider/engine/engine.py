@@ -135,11 +135,11 @@ class Engine:
         It is begun before this one's is known, behind which what somebody asks to be told of it
         would have to wait.
         """
-        return (
-            self.target.takes_unread
-            and group.drafter is self.choice.plain
-            and not any(asks(text) or text.remaining <= 1 for text in group.texts)
-        )
+        drafter = group.drafter
+        if not self.target.takes_unread or drafter.taps or drafter.wants_rows:
+            return False
+        ends = any(asks(text) or text.remaining <= 1 for text in group.texts)
+        return not ends and drafter.pauses(group.texts)
 
     def _expect(self, group: Group, member: int, tokens_K: Tensor) -> None:
         """Tells the target of a text's drafted tokens, which it is to score alone."""

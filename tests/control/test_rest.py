@@ -434,3 +434,59 @@ def test_what_other_texts_gain_than_those_that_end_last_has_to_be_more(monkeypat
     # All of eight that gain next to nothing are left, too; one is not.
     assert chosen(monkeypatch, [[0.05]] * 8) == PLAIN
     assert chosen(monkeypatch, [[0.05]]) == MOST
+
+
+class Told(Slow):
+    """A target that is told of the rows that come next, and notes whether they came."""
+
+    def __init__(self, *given) -> None:
+        super().__init__(*given)
+        self.expected = None
+        self.came: list[bool] = []
+        self.untold = 0
+
+    takes_unread = True
+
+    def expect(self, seqs, counts, tokens_R) -> None:
+        """Notes them."""
+        self.expected = tuple(seqs), tuple(counts), tokens_R.tolist()
+
+    def score(self, rows):
+        """Looks at what was noted."""
+        if self.expected is None:
+            self.untold += 1
+        else:
+            self.came.append(self.expected == (rows.seqs, rows.counts, rows.tokens_R.tolist()))
+            self.expected = None
+        return super().score(rows)
+
+
+@pytest.mark.parametrize("texts", [1, 8])
+def test_in_rests_and_by_nobody_the_next_rows_are_told(
+    texts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.control.clocked.Slow", Told)
+    hopeless = {"wrong": lambda place: 1.0, "target_s": lambda rows: 0.5 + 0.5 * rows}
+    world = World(monkeypatch, **hopeless, more=[Silent()])
+    controller = world.controller
+    over = controller._known.over
+    monkeypatch.setattr(
+        controller._known,
+        "over",
+        lambda done, times: (0.0, 1.0) if over(done, times) is None else (-0.2, 1.0),
+    )
+    world.run(300, EIGHT[:texts])
+    target = world.engine.target
+    rests = world.controller.report()["none"]["reasons"].get(RESTING, 0)
+    assert isinstance(target, Told) and rests > 60
+    # Of each rest all but the first round, of which the round before it does not know yet.
+    assert all(target.came) and rests / 2 < len(target.came) < rests
+    world = World(monkeypatch, drafter=lambda world: NoDrafter())
+    world.run(30, EIGHT[:texts])
+    target = world.engine.target
+    assert isinstance(target, Told) and target.came == [True] * 29 and target.untold == 1
+    # What would be told of every round does not come.
+    world = World(monkeypatch)
+    monkeypatch.setattr(world.controller, "pauses", lambda texts: True)
+    world.run(60, EIGHT[:texts])
+    assert isinstance(world.engine.target, Told) and not all(world.engine.target.came)
