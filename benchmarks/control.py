@@ -5,14 +5,15 @@
 Every workload of benchmarks/workloads.py, each in its own pair of models; every group of prompts by
 every way before the next. Then one controller through changes of the workload, and what choosing
 itself costs. Workloads that the JSON has are left as they are, so that a run that was broken off
-goes on. Needs an otherwise idle machine, an hour and a half on two cores and 4 GB of memory;
-`--smoke` needs a minute. See docs/control.md.
+goes on. Needs an otherwise idle machine, forty minutes on two cores and 4 GB of memory; `--smoke`
+needs a minute. See docs/control.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import gc
 import json
 import os
 import time
@@ -43,8 +44,9 @@ from outrider.train.bigram import bigram_factors
 
 AUTO, PLAIN = "auto", "none"
 LOOK_UP_DEPTH = 8
-SMALL = 4
-"""Times as many groups of prompts of the small target: noise is much of a short round."""
+SMALL, TOGETHER = 16, 3
+"""Times as many groups of prompts of the small target, and of many texts: noise is much of a short
+round, and what several texts may gain or lose is little beside it."""
 SETTLED = 50
 """Rounds after a change within which it is to be followed."""
 
@@ -184,13 +186,20 @@ def compared(load: Workload, options: argparse.Namespace, tick: Callable[[str], 
     """Everybody on one load, after a text of warm-up each."""
     pair = Pair(load, options)
     everyone = {AUTO: pair.auto(load.batch), **pair.fixed(load, options.k)}
-    num = options.groups * (SMALL if load.target == "bundled" and not options.smoke else 1)
+    times = SMALL if load.target == "bundled" else TOGETHER if load.batch > 1 else 1
+    num = options.groups * (1 if options.smoke else times)
     groups = prompts_of(load, pair.tokenizer, num + 1)
     warm = params_of(load, 0, min(options.tokens or load.num_tokens, options.warm))
     for llm in everyone.values():
         timed(llm, groups[-1], warm)
+    # What is there by now is not looked at again, and nobody pays for another's garbage.
+    gc.collect()
+    gc.freeze()
     fresh = (lambda: pair.auto(load.batch)) if load.cold else None
-    return in_turn(load, options, everyone, groups[:-1], tick, fresh)
+    try:
+        return in_turn(load, options, everyone, groups[:-1], tick, fresh)
+    finally:
+        gc.unfreeze()
 
 
 def in_turn(
@@ -220,6 +229,7 @@ def in_turn(
             if name == AUTO and fresh is not None:
                 everyone[AUTO] = fresh()
             before = rounds_of(everyone[AUTO])
+            gc.collect()
             spent, new = timed(everyone[name], group, params)
             seconds[name].append(spent)
             made[name] += new

@@ -247,9 +247,8 @@ class Chooser:
         known = self._known
         for kind in (None, *self._weighed(view)):
             chosen = best.depth > 0 and kind == best.arm
-            if known.due.get(kind, 0) > known.now or (
-                chosen and (kind is None or view.trees is None)
-            ):
+            late = known.due.get(kind, 0) <= known.now and not known.short(kind)
+            if not late or (chosen and (kind is None or view.trees is None)):
                 continue
             taken = next((one for one in found if one.arm is None), None)
             able = list[int]() if kind is None else view.able()

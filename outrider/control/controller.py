@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Sequenced
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -38,9 +38,24 @@ READ_AHEAD = 512
 reads it in chunks where that is more than one."""
 CHANCE = 0.5
 """By so many times the root of its tokens a text may yet be overtaken that has most to make."""
-SEASONED, SEASONED_TOGETHER = 4, 2
+NOTED_AT_REST = 16
+"""Rounds left out one after another that are noted together at most: noting each of them would use
+the caches that the forward needs, as asking does."""
+SEASONED, SEASONED_LEAST = 4, 2
 """Rounds of a text, the one that reads its prompt among them, behind which any is left out; of many
-texts at a time."""
+texts at a time, and where rests are long."""
+
+
+@dataclass(slots=True)
+class _Quiet:
+    """Rounds left out one after another: whose, by which rest, and the times not noted yet.
+
+    What the first one looked at stays as it is: a round of a small model is as long as looking.
+    """
+
+    texts: Sequenced[Sequence]
+    rest: Rest
+    times: list[StageTimes]
 
 
 class Controller(SeveralDrafters):
@@ -93,6 +108,7 @@ class Controller(SeveralDrafters):
         self._rests: dict[int, Rest] = {}
         # Of the round under way: whether nobody is asked, and whether it reads prompts then.
         self._resting = self._reads = False
+        self._quiet: _Quiet | None = None
         # Seconds that noting took behind the last round in which anybody was asked.
         self._noting_s = 0.0
 
@@ -140,25 +156,35 @@ class Controller(SeveralDrafters):
     def pauses(self, texts: Sequenced[Sequence]) -> bool:
         """In a rest that lasts."""
         rest, on = self._rests.get(len(texts).bit_length()), self.settings.fallback == "none"
-        lasts = on and rest is not None and rest.holds(self._known.now + 1)
-        return lasts and self._seasoned(texts)
+        if rest is None or not on or not rest.holds(self._known.now + 1):
+            return False
+        return self._seasoned(texts, rest)
 
     def propose(
         self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws
     ) -> Draft:
         """What promises most tokens a second, or nothing."""
         self._known.now += 1
+        quiet = self._quiet
+        if quiet is not None:
+            if texts is quiet.texts and quiet.rest.holds(self._known.now):
+                self._resting, self._reads, self._round = True, False, None
+                return draws.points([()] * len(texts))
+            self._quiet = None
+            self._note(quiet)
         kind = len(texts).bit_length()
         rest = self._rests.get(kind) or self._rests.setdefault(kind, Rest())
         # A fallback is asked for where nobody pays.
-        quiet = self.settings.fallback == "none" and rest.holds(self._known.now)
+        holds = self.settings.fallback == "none" and rest.holds(self._known.now)
         # A round that reads prompts tells of no times, and the next one as much of look-ups.
-        self._reads = quiet and not all(text.num_output for text in texts)
-        self._resting = self._reads or (quiet and self._seasoned(texts))
+        self._reads = holds and not all(text.num_output for text in texts)
+        self._resting = self._reads or (holds and self._seasoned(texts, rest))
         if self._resting:
             self._round = None
             for text in texts if self._reading else ():
                 self._reading.pop(text.key, None)
+            if not self._reads:
+                self._quiet = _Quiet(texts, rest, [])
             return draws.points([()] * len(texts))
         most, caps = self.settings.max_depth, list(depths)
         if max(caps) > most:
@@ -170,7 +196,9 @@ class Controller(SeveralDrafters):
         return draft
 
     def commit(self, text: Sequence, accepted: int) -> None:
-        """Notes what was kept, and tells all of them."""
+        """Notes what was kept, and tells all of them where anybody was asked."""
+        if self._resting:
+            return
         if self._round is not None:
             self._round.kept[text.key] = accepted
         for drafter in self._committed:
@@ -189,12 +217,23 @@ class Controller(SeveralDrafters):
                 rest = self._rests[num.bit_length()]
                 rest.saw(self._known.now, num, saved_s - noting_s, spent_s + noting_s)
             self._noting_s = self._clock() - started
-        elif self._resting:
-            self._known.rested(texts, times, plain=not self._reads)
-            for text in texts if self._reads else ():
+        elif self._reads:
+            self._known.rested(texts, [times], plain=False)
+            for text in texts:
                 # Its prompt is read: the next round is not its first.
                 self._state(text).rounds += 1
-        super().timed(texts, times)
+        elif self._quiet is not None:
+            self._quiet.times.append(times)
+            if len(self._quiet.times) == NOTED_AT_REST:
+                self._note(self._quiet)
+        for drafter in self._timed:
+            drafter.timed(texts, times)
+
+    def _note(self, quiet: _Quiet) -> None:
+        """Notes rounds that were left out."""
+        if quiet.times:
+            self._known.rested(quiet.texts, quiet.times, plain=True)
+            quiet.times = []
 
     def discard(self, text: Sequence) -> None:
         """The round teaches nothing."""
@@ -203,6 +242,8 @@ class Controller(SeveralDrafters):
 
     def close(self, text: Sequence) -> None:
         """Forgets the text."""
+        if self._quiet is not None:
+            self._note(self._quiet)
         if self._states.pop(text.key, None) is not None:
             self._known.close(text)
         self._reading.pop(text.key, None)
@@ -214,9 +255,9 @@ class Controller(SeveralDrafters):
             found = self._states[text.key] = State()
         return found
 
-    def _seasoned(self, texts: Sequenced[Sequence]) -> bool:
+    def _seasoned(self, texts: Sequenced[Sequence], rest: Rest) -> bool:
         """Whether enough of each text's rounds were looked at to leave some out."""
-        least = max(SEASONED_TOGETHER, SEASONED // len(texts))
+        least = SEASONED_LEAST if rest.deep else max(SEASONED_LEAST, SEASONED // len(texts))
         states = (self._states.get(text.key) for text in texts)
         return all(state is not None and state.rounds >= least for state in states)
 

@@ -28,6 +28,8 @@ LONGEST_REST = 64
 """Rounds left out one after another at most, however dear asking is."""
 REST_STEP = 0.05
 """Share of what asking has come to that the last round makes."""
+DEEP = 16
+"""Rounds of a rest that tells of new texts, too: of each fewer rounds are looked at."""
 WORTH = 0.01
 """The share of the time that asking may lose without being worth a rest."""
 
@@ -129,11 +131,17 @@ class Rest:
     def __init__(self) -> None:
         self._asked = self._until = 0
         self._length = 1
+        self._last = 0
         self._saved_s = self._spent_s = 0.0
 
     def holds(self, now: int) -> bool:
         """Whether this round is left out."""
         return now < self._until
+
+    @property
+    def deep(self) -> bool:
+        """Whether asking has come to nothing for so long that a new text is hardly another one."""
+        return self._last >= DEEP
 
     def saw(self, now: int, texts: int, saved_s: float, spent_s: float) -> None:
         """Round `now`, of so many texts, was not left out; it saved so much of so much time."""
@@ -144,11 +152,13 @@ class Rest:
         lost = -self._saved_s / max(self._spent_s, 1e-9)
         longest = min(LONGEST_REST, int(lost / WORTH))
         if longest < 1:
-            self._length = 1
+            self._length, self._last = 1, 0
         elif saved_s > 0:
             # What has just paid is likely to pay at once again: no rest now, and a shorter one
             # next; but one round in a while that pays does not make up for all the others.
             self._length = max(1, self._length // 2)
+            self._last = min(self._last, self._length)
         elif self._asked >= ASKED:
-            self._until = now + 1 + min(self._length, longest)
+            self._last = min(self._length, longest)
+            self._until = now + 1 + self._last
             self._length = min(LONGEST_REST, 2 * self._length)

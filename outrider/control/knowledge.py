@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence as Sequenced
+from statistics import median_low
 
 from outrider.control.book import Book
 from outrider.control.costs import Costs
@@ -31,9 +31,6 @@ REACH = 4
 """Rows that are looked at, over the most that were ever timed."""
 SCORED = 4
 """Tokens of a certain draft that is not taken which are compared with what came."""
-TIMED_AT_REST = 4
-"""Rounds left out, of about so many texts, of which one is timed: they are plain decoding as it is
-where nobody is asked, who would use the caches that the forward needs."""
 WAITING = "who promises most has to read the text first"
 RESTING = "nobody has paid for long, and nobody is asked"
 SHORT = (FEW, 512)
@@ -67,7 +64,6 @@ class Knowledge:
         self._offered: list[list[float]] = [[] for _ in drafters]
         self._books: dict[tuple[int, str, TreeBudget | None], Book] = {}
         self._times: dict[tuple[int, int], tuple[int, Times]] = {}
-        self._left_out: Counter[int] = Counter()
         self._num_output = 64.0
         self.full = 0.5
         self._timed = False
@@ -81,6 +77,7 @@ class Knowledge:
         self._unspent = 0.0
         self.guards: dict[tuple[int | None, bool, int, str], Guard] = {}
         self._paces: dict[tuple[int | None, bool, int, str], Pace] = {}
+        self._asking: dict[int, Pace] = {}
         self.due: dict[int | None, int] = dict.fromkeys(kinds, 0)
         self.heard = [0] * len(self._names)
         self.tallies: dict[str, Tally] = {}
@@ -113,6 +110,10 @@ class Knowledge:
         """Whether the ledger of a choice in rounds like this one lets it through."""
         found = self.guards.get((arm, trees, len(view.texts).bit_length(), view.rule))
         return found is None or found.allows(self.now)
+
+    def short(self, kind: int | None) -> bool:
+        """Whether the budget has not half of what such a sample was to lose last."""
+        return self.budgets.get(kind, 0.0) < self._wanted.get(kind, 0.0) / 2
 
     def afford(self, kind: int | None, lost_s: float) -> bool:
         """Takes what a sample may lose from the budget; where that is too little, it is saved."""
@@ -220,24 +221,28 @@ class Knowledge:
                 num, live = num * trees.width, self._tree_drafts[arm]
             live.saw(num, done.levels, seconds, self.now)
 
-    def rested(self, texts: Sequenced[Sequence], times: StageTimes, *, plain: bool) -> None:
-        """A round of these texts in which nobody was asked; `plain`: and no prompt was read."""
-        num = len(texts)
+    def rested(
+        self, texts: Sequenced[Sequence], rounds: Sequenced[StageTimes], *, plain: bool
+    ) -> None:
+        """Rounds of these texts in which nobody was asked; `plain`: and no prompt was read.
+
+        The middle one times plain decoding as it is where nobody is asked.
+        """
+        num, seconds = len(texts), list[float]()
         tally = self.tallies.setdefault("none", Tally())
-        tally.rounds += 1
-        tally.tokens += num
-        target_s = times.score_s + times.verify_s + times.commit_s
-        took_s = target_s + times.draft_s
-        tally.seconds += took_s
-        tally.reasons[RESTING] = tally.reasons.get(RESTING, 0) + 1
-        if not plain:
-            return
-        self._earn(took_s, num)
-        kind = num.bit_length()
-        self._left_out[kind] += 1
-        if self._left_out[kind] % TIMED_AT_REST == 1:
+        tally.rounds += len(rounds)
+        tally.tokens += num * len(rounds)
+        tally.reasons[RESTING] = tally.reasons.get(RESTING, 0) + len(rounds)
+        for times in rounds:
+            target_s = times.score_s + times.verify_s + times.commit_s
+            seconds.append(target_s)
+            took_s = target_s + times.draft_s
+            tally.seconds += took_s
+            if plain:
+                self._earn(took_s, num)
+        if plain:
             context = context_class(sum([len(text.tokens) for text in texts]) // num)
-            self._live.saw(num, num, context, target_s, self.now, plain=True)
+            self._live.saw(num, num, context, median_low(seconds), self.now, plain=True)
 
     def over(self, done: Round, times: StageTimes) -> tuple[float, float] | None:
         """A round is over; seconds that asking in it saved, and that the round took.
@@ -285,9 +290,20 @@ class Knowledge:
         if rows or plan.arm is not None:
             found = self._settle(done, worth, plain_s, took_s)
             return found if clean else None
+        if not clean:
+            return None
+        asking_s = self._asking_s(num, times.draft_s, took_s, plain_s)
+        return -asking_s, plain_s + asking_s
+
+    def _asking_s(self, num: int, draft_s: float, took_s: float, plain_s: float) -> float:
+        """What asking for nothing took: itself, and what the forward behind it had to load again.
+
+        That is not told apart from what a neighbour on the machine takes, and at most as much.
+        """
+        pace = self._asking.setdefault(num.bit_length(), Pace())
+        beside_s = pace.usual_s(took_s, plain_s) - plain_s - draft_s
         # One stall is no more than a round.
-        asking_s = min(times.draft_s, plain_s)
-        return (-asking_s, plain_s + asking_s) if clean else None
+        return min(draft_s + min(max(0.0, beside_s), draft_s), plain_s)
 
     def _earn(self, took_s: float, num: int) -> None:
         """What samples may lose grows by a share of the time, here of a round of so many texts."""

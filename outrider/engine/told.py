@@ -50,7 +50,9 @@ def told(
 
 def names_of(group: Group, draft: Draft, text: int, rows: Sequenced[int]) -> list[str]:
     """Who drafted the nodes of some rows of a text."""
-    if draft.part_BN is None or not rows:
+    if not rows:
+        return []
+    if draft.part_BN is None:
         return [group.drafter.names[draft.part]] * len(rows)
     parts = draft.part_BN[text].tolist()
     return [group.drafter.names[parts[row - 1]] for row in rows]

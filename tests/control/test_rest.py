@@ -8,7 +8,7 @@ import pytest
 from outrider import SamplingParams
 from outrider.control import Controller, ControlSettings
 from outrider.control.chooser import MOST, PLAIN, SAMPLED, Chooser
-from outrider.control.controller import SEASONED, SEASONED_TOGETHER
+from outrider.control.controller import SEASONED, SEASONED_LEAST
 from outrider.control.guard import ASKED, ASKED_TEXTS, LONGEST_REST, Rest
 from outrider.control.knowledge import RESTING, Knowledge
 from outrider.control.live import FIXED, LiveRounds
@@ -110,6 +110,25 @@ def test_what_is_noted_of_a_round_counts_as_asking(monkeypatch) -> None:
     assert left[0] == 0 and left[1] > 60
 
 
+def test_what_asking_leaves_cold_counts_as_asking_and_for_as_much_at_most(monkeypatch) -> None:
+    """Asking takes three hundredths of a round, and the forward behind it so much more."""
+    left = []
+    for cold in (0.0, 0.03, 0.3):
+        world = World(monkeypatch, wrong=lambda place: 1.0, target_s=lambda rows: 0.5 + 0.5 * rows)
+        seen, known = looked_at(world, 0.03), world.controller._known
+        target = world.engine.target
+        assert isinstance(target, Slow)
+        seconds = target.seconds
+
+        def timed(rows, seconds=seconds, seen=seen, known=known, cold=cold):
+            return seconds(rows) + (cold if seen and seen[-1] == known.now else 0.0)
+
+        target.seconds = timed
+        world.run(600)
+        left.append(world.controller.report()["none"]["reasons"][RESTING])
+    assert left[0] + 30 < left[1] == pytest.approx(left[2], abs=10)
+
+
 class Silent(NgramDrafter):
     """A look-up that finds nothing."""
 
@@ -120,14 +139,14 @@ class Silent(NgramDrafter):
         return [[] for _ in texts]
 
 
-def looked_at(world: World) -> list[int]:
-    """The numbers of rounds in which the controller asks anybody, which takes a tenth of one."""
+def looked_at(world: World, seconds: float = 0.1) -> list[int]:
+    """The numbers of rounds in which the controller asks anybody, which takes so long."""
     seen: list[int] = []
     choose = world.controller._chooser.choose
 
     def watched(view):
         seen.append(world.controller._known.now)
-        world.clock.now += 0.1
+        world.clock.now += seconds
         return choose(view)
 
     world.controller._chooser.choose = watched  # type: ignore[method-assign]
@@ -138,18 +157,22 @@ def looked_at(world: World) -> list[int]:
 def test_where_nobody_pays_for_long_nobody_is_asked(monkeypatch, prompts) -> None:
     hopeless = {"wrong": lambda place: 1.0, "target_s": lambda rows: 0.5 + 0.5 * rows}
     world = World(monkeypatch, **hopeless)
-    seen = looked_at(world)
+    seen = looked_at(world, 0.3 * len(prompts))
     world.run(300, prompts)
-    before, began = len(seen), world.controller._known.now
-    world.run(300, prompts)
-    rounds = world.controller._known.now - began
-    assert len(seen) - before < 0.45 * rounds
-    # Of a new text the first rounds behind its prompt are looked at, whatever came of others.
-    first = max(SEASONED_TOGETHER, SEASONED // len(prompts))
-    own = [now - began for now in seen if now > began]
-    assert set(range(2, first + 1)) <= set(own)
-    # No more than a few of them are.
-    assert not set(range(2, first + 6)) <= set(own)
+    rest = world.controller._rests[len(prompts).bit_length()]
+    assert rest.deep
+    # Of a new text the first rounds behind its prompt are looked at, whatever came of others: one
+    # where rests are long, a few where they are short.
+    for length, first in ((1, max(SEASONED_LEAST, SEASONED // len(prompts))), (64, SEASONED_LEAST)):
+        rest._length = rest._last = length
+        before, began = len(seen), world.controller._known.now
+        world.run(300, prompts)
+        rounds = world.controller._known.now - began
+        assert len(seen) - before < 0.45 * rounds
+        own = [now - began for now in seen if now > began]
+        assert set(range(2, first + 1)) <= set(own)
+        assert not set(range(2, first + 6)) <= set(own)
+    assert rest.deep
     told = world.controller.report()["none"]
     assert told["reasons"][RESTING] > 0.5 * rounds
     assert told["rounds"] == sum(told["reasons"].values())
@@ -184,7 +207,7 @@ def test_a_round_that_reads_prompts_is_left_out_and_times_nothing(monkeypatch, n
         left += first not in seen
         kinds = known._live._kinds.values()
         cells = [cell for kind in kinds for cell in kind.plain.values()]
-        assert all(seconds <= plain_s for cell in cells for _, seconds in cell._last)
+        assert all(seconds <= plain_s + 1e-9 for cell in cells for _, seconds in cell._last)
         # Nor is the one behind it taken for one that reads them.
         cells = [(rows, cell) for kind in kinds for rows, cell in kind.cells.items()]
         assert all(cell.value >= 0.5 + 0.5 * rows for rows, cell in cells)
@@ -226,10 +249,12 @@ def test_nobody_reads_ahead_for_who_is_not_asked(monkeypatch) -> None:
     timed = controller.timed
 
     def watched(texts, times) -> None:
-        if controller._resting:
+        resting = controller._resting
+        if resting:
             left.append(texts[0].key in controller._reading)
         timed(texts, times)
-        controller._reading[texts[0].key] = 0
+        if not resting:
+            controller._reading[texts[0].key] = 0
 
     controller.timed = watched  # type: ignore[method-assign]
     world.run(300)
