@@ -5,7 +5,7 @@
 Every workload of benchmarks/workloads.py, each in its own pair of models; every group of prompts by
 every way before the next. Then one controller through changes of the workload, and what choosing
 itself costs. Workloads that the JSON has are left as they are, so that a run that was broken off
-goes on. Needs an otherwise idle machine, forty minutes on two cores and 4 GB of memory; `--smoke`
+goes on. Needs an otherwise idle machine, half an hour on two cores and 4 GB of memory; `--smoke`
 needs a minute. See docs/control.md.
 """
 
@@ -44,7 +44,7 @@ from outrider.train.bigram import bigram_factors
 
 AUTO, PLAIN = "auto", "none"
 LOOK_UP_DEPTH = 8
-SMALL, TOGETHER = 16, 3
+SMALL, TOGETHER = 8, 2
 """Times as many groups of prompts of the small target, and of many texts: noise is much of a short
 round, and what several texts may gain or lose is little beside it."""
 SETTLED = 50

@@ -1,4 +1,4 @@
-"""Where the host may read tensors: leaving work out needs that, and elsewhere it would wait."""
+"""What the host may read of a device without waiting for it, and what it sends and is sent."""
 
 from __future__ import annotations
 

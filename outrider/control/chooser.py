@@ -60,7 +60,7 @@ class _Weighed:
             and self.times is view.times
             and self.caps == view.caps
             and self.texts == view.texts
-            and self.together == bool(view.ending)
+            and self.together == bool(view.lefts)
         )
 
 
@@ -127,7 +127,7 @@ class Chooser:
         found: list[Plan | None] = []
         if any(view.offers) and self._allowed(None, view):
             chances = [() if offer is None else offer.survival for offer in view.offers]
-            found.append(plans.certain(times, chances, view.ending, view.left))
+            found.append(plans.certain(times, chances, view.lefts))
         for arm in self._weighed(view):
             if self.serves(arm, view.rule):
                 found.append(self._plan_of(arm, view, times))
@@ -144,7 +144,7 @@ class Chooser:
         plan = self._best_of(arm, view, times, idle)
         if not view.prompt_rows:
             self._idle[arm] = _Weighed(
-                plan, now, heard, times, view.texts, view.caps, bool(view.ending)
+                plan, now, heard, times, view.texts, view.caps, bool(view.lefts)
             )
         return plan
 
@@ -197,7 +197,6 @@ class Chooser:
             idle = 1
         start_s, level_s = known.draft_s(arm, len(view.texts), times, trees)
         classes: dict[tuple[int, int], list[int]] = {}
-        ending = set(view.ending)
         reading, usual = 0.0, self._settings.max_depth + 2
         # Once for each text: what is asked of the view elsewhere is written out.
         cells = book.cells(view.texts, idle)
@@ -210,27 +209,21 @@ class Chooser:
             unread = len(text.tokens) - state.read.get(arm, 0)
             if unread > usual:
                 reading += unread / known.left(text)
-            own = classes.get((cell, cap))
-            if own is None:
-                own = classes[cell, cap] = [0, 0]
-            own[0] += 1
-            if b in ending:
-                own[1] += 1
+            classes.setdefault((cell, cap), []).append(b)
         most = max(view.caps, default=0)
         return Drawing(
             arm,
             level_s,
             [
-                Class(book.counts(cell).survival(most), cap, num, last)
-                for (cell, cap), (num, last) in classes.items()
+                Class(book.counts(cell).survival(most), cap, members)
+                for (cell, cap), members in classes.items()
             ],
             known.offered(arm) if trees is None else (),
             None if trees is None else self._rows(arm, view, trees, most),
             reading * known.token_s(arm, level_s, times) if reading else 0.0,
             trees,
             start_s,
-            len(ending),
-            view.left,
+            view.lefts,
         )
 
     def _rows(self, arm: int, view: View, trees: TreeBudget, depth: int) -> Sequenced[int]:
@@ -247,8 +240,8 @@ class Chooser:
         known = self._known
         for kind in (None, *self._weighed(view)):
             chosen = best.depth > 0 and kind == best.arm
-            late = known.due.get(kind, 0) <= known.now and not known.short(kind)
-            if not late or (chosen and (kind is None or view.trees is None)):
+            looked_at = known.due.get(kind, 0) <= known.now and not known.too_dear(kind)
+            if not looked_at or (chosen and (kind is None or view.trees is None)):
                 continue
             taken = next((one for one in found if one.arm is None), None)
             able = list[int]() if kind is None else view.able()
@@ -308,7 +301,7 @@ class Chooser:
         ]
 
         book = known.book(arm, view.rule, trees)
-        ending = set(view.ending)
+        ending = plans.latest(view.lefts) if view.lefts else []
 
         def gained(b: int) -> float:
             """What it is expected to gain a text."""
@@ -318,7 +311,7 @@ class Chooser:
         def lost_s(b: int) -> float:
             """What is read for a text, what it was offered, and what it would hurry ahead."""
             ahead = offered[b]
-            if view.ending and b not in ending:
+            if ending and b not in ending:
                 ahead += view.uneven * gained(b)
             return view.unread(arm, b) * token_s + ahead / best.rate_tok_s
 
@@ -327,12 +320,14 @@ class Chooser:
         gains = list(offered)
         gains[b] = gained(b)
         tokens = len(view.texts) + sum(gains)
-        last = sum(gains[b] for b in view.ending) / max(1, len(view.ending))
+        # A round like this one does not come again: who ends last is as it was.
+        last = sum(gains[b] for b in ending) / max(1, len(ending))
         lengths[b] = depth if trees is None else self._rows(arm, view, trees, depth)[depth]
         reading_s = view.unread(arm, b) * token_s
         drafting_s = start_s + depth * level_s
         expected_s = times.target_s(sum(lengths)) + drafting_s + reading_s
-        return Plan(arm, depth, tokens / expected_s, expected_s, tuple(lengths), b, trees, last)
+        rate = tokens / expected_s
+        return Plan(arm, depth, rate, expected_s, tuple(lengths), b, trees, last, ending=ending)
 
 
 def _ranked(view: View) -> bool:

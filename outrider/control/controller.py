@@ -36,8 +36,6 @@ from outrider.types import StageTimes
 READ_AHEAD = 512
 """A text of which a drafter has to read more than this is left to the engine for a step, which
 reads it in chunks where that is more than one."""
-CHANCE = 0.5
-"""By so many times the root of its tokens a text may yet be overtaken that has most to make."""
 NOTED_AT_REST = 16
 """Rounds left out one after another that are noted together at most: noting each of them would use
 the caches that the forward needs, as asking does."""
@@ -108,7 +106,8 @@ class Controller(SeveralDrafters):
         self._rests: dict[int, Rest] = {}
         # Of the round under way: whether nobody is asked, and whether it reads prompts then.
         self._resting = self._reads = False
-        self._quiet: _Quiet | None = None
+        # Of texts that are left out, by the number of their list.
+        self._quiets: dict[int, _Quiet] = {}
         # Seconds that noting took behind the last round in which anybody was asked.
         self._noting_s = 0.0
 
@@ -116,7 +115,8 @@ class Controller(SeveralDrafters):
         """Of each choice its rounds, how deep and large in the mean, what came of it; for JSON.
 
         `mean_nodes` are those of a round's largest draft, of a chain its depth; in `tree_rounds`
-        of the rounds trees were drafted.
+        of the rounds trees were drafted. Of rounds left out up to 15 of some texts at work are not
+        in it yet.
         """
         return {
             name: {
@@ -130,6 +130,7 @@ class Controller(SeveralDrafters):
             }
             # The engine's thread may add to both meanwhile.
             for name, tally in list(self._known.tallies.items())
+            if tally.rounds
         }
 
     def never_asked(self) -> tuple[str, ...]:
@@ -165,26 +166,25 @@ class Controller(SeveralDrafters):
     ) -> Draft:
         """What promises most tokens a second, or nothing."""
         self._known.now += 1
-        quiet = self._quiet
-        if quiet is not None:
-            if texts is quiet.texts and quiet.rest.holds(self._known.now):
-                self._resting, self._reads, self._round = True, False, None
-                return draws.points([()] * len(texts))
-            self._quiet = None
-            self._note(quiet)
+        quiet = self._quiets.get(id(texts))
+        if quiet is not None and quiet.rest.holds(self._known.now):
+            self._resting, self._reads, self._round = True, False, None
+            return draws.points([()] * len(texts))
+        self._wake()
         kind = len(texts).bit_length()
         rest = self._rests.get(kind) or self._rests.setdefault(kind, Rest())
         # A fallback is asked for where nobody pays.
-        holds = self.settings.fallback == "none" and rest.holds(self._known.now)
+        on = self.settings.fallback == "none"
+        holds = on and rest.holds(self._known.now)
         # A round that reads prompts tells of no times, and the next one as much of look-ups.
-        self._reads = holds and not all(text.num_output for text in texts)
+        self._reads = on and rest.goes_on(self._known.now) and not all(t.num_output for t in texts)
         self._resting = self._reads or (holds and self._seasoned(texts, rest))
         if self._resting:
             self._round = None
             for text in texts if self._reading else ():
                 self._reading.pop(text.key, None)
             if not self._reads:
-                self._quiet = _Quiet(texts, rest, [])
+                self._quiets[id(texts)] = _Quiet(texts, rest, [])
             return draws.points([()] * len(texts))
         most, caps = self.settings.max_depth, list(depths)
         if max(caps) > most:
@@ -207,6 +207,7 @@ class Controller(SeveralDrafters):
     def timed(self, texts: Sequenced[Sequence], times: StageTimes) -> None:
         """Learns from the round."""
         done, self._round = self._round, None
+        resting, self._resting = self._resting, False
         if done is not None:
             started, num = self._clock(), len(done.view.texts)
             found = self._known.over(done, times)
@@ -217,23 +218,31 @@ class Controller(SeveralDrafters):
                 rest = self._rests[num.bit_length()]
                 rest.saw(self._known.now, num, saved_s - noting_s, spent_s + noting_s)
             self._noting_s = self._clock() - started
-        elif self._reads:
+        elif resting and self._reads:
             self._known.rested(texts, [times], plain=False)
             for text in texts:
                 # Its prompt is read: the next round is not its first.
                 self._state(text).rounds += 1
-        elif self._quiet is not None:
-            self._quiet.times.append(times)
-            if len(self._quiet.times) == NOTED_AT_REST:
-                self._note(self._quiet)
-        for drafter in self._timed:
-            drafter.timed(texts, times)
+        elif resting and (quiet := self._quiets.get(id(texts))) is not None:
+            quiet.times.append(times)
+            # Not by the round that asks again: that would be thought to take so long.
+            if len(quiet.times) == NOTED_AT_REST or not quiet.rest.holds(self._known.now + 1):
+                self._note(quiet)
+        if not resting:
+            super().timed(texts, times)
 
     def _note(self, quiet: _Quiet) -> None:
         """Notes rounds that were left out."""
         if quiet.times:
             self._known.rested(quiet.texts, quiet.times, plain=True)
             quiet.times = []
+
+    def _wake(self, *, everybody: bool = False) -> None:
+        """Notes what was left out of texts whose rest is over, and looks at them anew."""
+        for key, quiet in tuple(self._quiets.items()):
+            if everybody or not quiet.rest.holds(self._known.now):
+                del self._quiets[key]
+                self._note(quiet)
 
     def discard(self, text: Sequence) -> None:
         """The round teaches nothing."""
@@ -242,8 +251,7 @@ class Controller(SeveralDrafters):
 
     def close(self, text: Sequence) -> None:
         """Forgets the text."""
-        if self._quiet is not None:
-            self._note(self._quiet)
+        self._wake(everybody=True)
         if self._states.pop(text.key, None) is not None:
             self._known.close(text)
         self._reading.pop(text.key, None)
@@ -278,7 +286,6 @@ class Controller(SeveralDrafters):
         uneven = 0.0
         if len(texts) > 1 and times is not None and not draws.followed:
             uneven = self._known.full * times.fixed
-        ending, left = self._ending(texts) if uneven else ((), 1.0)
         return View(
             texts=tuple(texts),
             states=states,
@@ -291,19 +298,8 @@ class Controller(SeveralDrafters):
             times=times,
             offers=self._offers(texts, states, caps, draws),
             uneven=uneven,
-            ending=ending,
-            left=left,
+            lefts=self._known.left_of(texts) if uneven else (),
         )
-
-    def _ending(self, texts: Sequenced[Sequence]) -> tuple[list[int], float]:
-        """The texts that may end last, and the most that one has to make.
-
-        Those with most to make are, give or take what chance does.
-        """
-        left = self._known.left_of(texts)
-        most = max(left)
-        least = most - CHANCE * most**0.5
-        return [b for b, own in enumerate(left) if own >= least], most
 
     def _offers(
         self,

@@ -130,13 +130,17 @@ class Rest:
 
     def __init__(self) -> None:
         self._asked = self._until = 0
-        self._length = 1
-        self._last = 0
+        # Rounds that the next one may have, and that the last one has.
+        self._length, self._last = 1, 0
         self._saved_s = self._spent_s = 0.0
 
     def holds(self, now: int) -> bool:
         """Whether this round is left out."""
         return now < self._until
+
+    def goes_on(self, now: int) -> bool:
+        """Whether it holds, or one as long behind it would."""
+        return now < self._until + self._last
 
     @property
     def deep(self) -> bool:

@@ -77,6 +77,8 @@ class Knowledge:
         self._unspent = 0.0
         self.guards: dict[tuple[int | None, bool, int, str], Guard] = {}
         self._paces: dict[tuple[int | None, bool, int, str], Pace] = {}
+        # What a sample was to lose, while the same texts are under way.
+        self._prices: dict[int | None, float] = {}
         self._asking: dict[int, Pace] = {}
         self.due: dict[int | None, int] = dict.fromkeys(kinds, 0)
         self.heard = [0] * len(self._names)
@@ -111,13 +113,13 @@ class Knowledge:
         found = self.guards.get((arm, trees, len(view.texts).bit_length(), view.rule))
         return found is None or found.allows(self.now)
 
-    def short(self, kind: int | None) -> bool:
-        """Whether the budget has not half of what such a sample was to lose last."""
-        return self.budgets.get(kind, 0.0) < self._wanted.get(kind, 0.0) / 2
+    def too_dear(self, kind: int | None) -> bool:
+        """Whether a sample, for these texts, was to lose more than twice what the budget has."""
+        return self.budgets.get(kind, 0.0) < self._prices.get(kind, 0.0) / 2
 
     def afford(self, kind: int | None, lost_s: float) -> bool:
         """Takes what a sample may lose from the budget; where that is too little, it is saved."""
-        self._wanted[kind] = lost_s
+        self._wanted[kind] = self._prices[kind] = lost_s
         if kind not in self.budgets:
             self.budgets[kind], self._unspent = self._unspent, 0.0
         if lost_s > self.budgets[kind]:
@@ -226,10 +228,10 @@ class Knowledge:
     ) -> None:
         """Rounds of these texts in which nobody was asked; `plain`: and no prompt was read.
 
-        The middle one times plain decoding as it is where nobody is asked.
+        Their low median times plain decoding as it is where nobody is asked.
         """
         num, seconds = len(texts), list[float]()
-        tally = self.tallies.setdefault("none", Tally())
+        tally = self.tallies.get("none") or self.tallies.setdefault("none", Tally())
         tally.rounds += len(rounds)
         tally.tokens += num * len(rounds)
         tally.reasons[RESTING] = tally.reasons.get(RESTING, 0) + len(rounds)
@@ -275,10 +277,13 @@ class Knowledge:
         self._earn(took_s, num)
         # In rounds of plain decoding.
         worth = made / num
-        if view.ending and rows:
-            # As the plan promised it, by the same texts: the least of those that may end last.
-            last = sum(done.kept.get(view.texts[b].key, 0) for b in view.ending)
-            worth += view.uneven * (1.0 + last / len(view.ending) - plan.lag - worth)
+        if plan.ending and rows:
+            # As the plan promised it, by the same texts: those that may end last.
+            kept, left = done.kept, max(view.lefts)
+            nearer = [
+                (1 + kept.get(view.texts[b].key, 0)) * left / view.lefts[b] for b in plan.ending
+            ]
+            worth += view.uneven * (sum(nearer) / len(nearer) - plan.lag - worth)
         stake = done.choice.stake
         if stake is not None:
             if not done.waiting:
@@ -292,18 +297,16 @@ class Knowledge:
             return found if clean else None
         if not clean:
             return None
-        asking_s = self._asking_s(num, times.draft_s, took_s, plain_s)
-        return -asking_s, plain_s + asking_s
-
-    def _asking_s(self, num: int, draft_s: float, took_s: float, plain_s: float) -> float:
-        """What asking for nothing took: itself, and what the forward behind it had to load again.
-
-        That is not told apart from what a neighbour on the machine takes, and at most as much.
-        """
-        pace = self._asking.setdefault(num.bit_length(), Pace())
-        beside_s = pace.usual_s(took_s, plain_s) - plain_s - draft_s
+        asking_s = times.draft_s
+        if not view.prompt_rows:
+            # The forward behind it had to load what asking used the caches for. That is not told
+            # apart from what a neighbour on the machine takes, and counts for as much at most.
+            pace = self._asking.setdefault(num.bit_length(), Pace())
+            beside_s = pace.usual_s(took_s, plain_s) - plain_s - asking_s
+            asking_s += min(max(0.0, beside_s), asking_s)
         # One stall is no more than a round.
-        return min(draft_s + min(max(0.0, beside_s), draft_s), plain_s)
+        asking_s = min(asking_s, plain_s)
+        return -asking_s, plain_s + asking_s
 
     def _earn(self, took_s: float, num: int) -> None:
         """What samples may lose grows by a share of the time, here of a round of so many texts."""
@@ -331,7 +334,7 @@ class Knowledge:
             self.guards[key] = Guard()
         took_s = pace.usual_s(took_s, expected_s)
         promised = max(0.0, plan.rate_tok_s * plan.expected_s / num - 1.0)
-        scatter = scatter_of(promised, plan.depth, len(view.ending) or num)
+        scatter = scatter_of(promised, plan.depth, len(plan.ending) or num)
         self.guards[key].saw(self.now, worth - took_s / plain_s, scatter)
         found = plain_s * worth - took_s, took_s
         rows = sum(done.offered)
@@ -434,6 +437,7 @@ class Knowledge:
 
     def close(self, text: Sequence) -> None:
         """A text is over, or begins anew."""
+        self._prices.clear()
         if text.finished:
             self._num_output += 0.1 * (text.num_output - self._num_output)
             self.full += 0.1 * ((text.remaining < 1) - self.full)

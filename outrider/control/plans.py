@@ -16,6 +16,8 @@ from statistics import NormalDist
 
 from outrider.tree import TreeBudget
 
+CHANCE = 0.5
+"""By so many times the root of its rounds a text may yet be overtaken that has most to make."""
 LEAST = 0.05
 """A drafted token less likely to be kept than this is not weighed at all."""
 
@@ -34,6 +36,7 @@ class Plan:
         trees: how large the drafter's trees may be; None where it drafts chains.
         last: tokens that it promises beyond the target's to the text that will end last.
         lag: how many less these are than what the texts that may be that one gain in the mean.
+        ending: these texts, by their numbers.
     """
 
     arm: int | None
@@ -45,6 +48,7 @@ class Plan:
     trees: TreeBudget | None = None
     last: float = 0.0
     lag: float = 0.0
+    ending: Sequenced[int] = ()
 
     def counted_tok_s(self, texts: int, uneven: float) -> float:
         """Its rate in a round of so many texts, as if all gained like those that will end last.
@@ -106,12 +110,16 @@ class Times:
 
 @dataclass(slots=True)
 class Class:
-    """Texts with the same chances: how many, how deep they may be drafted for, who ends last."""
+    """Texts with the same chances: which, and how deep they may be drafted for."""
 
     survival: Sequenced[float]
     depth: int
-    num: int
-    last: int = 0
+    members: Sequenced[int]
+
+    @property
+    def num(self) -> int:
+        """How many."""
+        return len(self.members)
 
 
 @dataclass(slots=True)
@@ -128,8 +136,7 @@ class Drawing:
             of each token that every text gains.
         trees: how large its trees may be; None for chains.
         start_s: seconds before the first level.
-        last: how many texts may end last, whether it would draft for them or not.
-        left: tokens that these have to make at most.
+        lefts: tokens that each text of the round has to make, where the one that ends last counts.
     """
 
     arm: int
@@ -140,8 +147,7 @@ class Drawing:
     extra_s: float = 0.0
     trees: TreeBudget | None = None
     start_s: float = 0.0
-    last: int = 0
-    left: float = 1.0
+    lefts: Sequenced[float] = ()
 
 
 def drawn(times: Times, drawing: Drawing) -> Plan | None:
@@ -192,26 +198,45 @@ def drawn(times: Times, drawing: Drawing) -> Plan | None:
             best_rate, best_depth, best_s = tokens / seconds, level + 1, seconds
     if not best_depth:
         return None
-    last = lag = 0.0
-    if drawing.last:
-        ends = [(one.last, one.survival[: min(best_depth, one.depth)]) for one in classes]
-        gained = sum(num * sum(own) for num, own in ends)
-        squares = sum(num * _square(own) for num, own in ends)
-        last, lag = least_of(drawing.last, drawing.left, gained, squares)
-    return Plan(drawing.arm, best_depth, best_rate, best_s, trees=drawing.trees, last=last, lag=lag)
+    plan = Plan(drawing.arm, best_depth, best_rate, best_s, trees=drawing.trees)
+    if drawing.lefts:
+        gains, squares = [0.0] * times.texts, [0.0] * times.texts
+        for one in classes:
+            own = one.survival[: min(best_depth, one.depth)]
+            gained, square = sum(own), _square(own)
+            for b in one.members:
+                gains[b], squares[b] = gained, square
+        plan.last, plan.lag, plan.ending = least_of(drawing.lefts, gains, squares)
+    return plan
 
 
-def least_of(texts: int, left: float, gained: float, squares: float) -> tuple[float, float]:
-    """Tokens a round that the least of so many texts gains, and how many less than their mean.
+def least_of(
+    lefts: Sequenced[float], gains: Sequenced[float], squares: Sequenced[float]
+) -> tuple[float, float, list[int]]:
+    """What a round brings the end of all texts nearer by, in tokens beyond the target's own.
 
-    In this round they gain so much in all, and so much squared; in each one up to their end, of
-    `left` tokens, as much again. The least of sums that scatter like normal ones lies behind their
-    mean by what the root of the number of rounds scatters, times the largest of so many normals.
+    Each text has so many tokens to make and gains so many in such a round in the mean, and so many
+    squared. The last ends where tokens over gain are most, give or take what chance does: how much
+    less that is than what those gain in the mean comes second, who they are third.
     """
-    mean = gained / texts
-    variance = max(0.0, squares / texts - mean * mean)
-    lag = _largest(texts) * (variance * (1.0 + mean) / left) ** 0.5
-    return mean - lag, lag
+    rounds = [left / (1.0 + gained) for left, gained in zip(lefts, gains, strict=True)]
+    ending, most, left = latest(rounds), max(rounds), max(lefts)
+    num = len(ending)
+    if num == 1:
+        return left / most - 1.0, 0.0, ending
+    mean = sum([gains[b] for b in ending]) / num
+    variance = max(0.0, sum([squares[b] for b in ending]) / num - mean * mean)
+    # Sums that scatter like normal ones: the least of them lies behind their mean by what the root
+    # of the number of rounds scatters, times the largest of so many normals.
+    lag = _largest(num) * (variance / most) ** 0.5
+    return left / most - 1.0 - lag, lag, ending
+
+
+def latest(rounds: Sequenced[float]) -> list[int]:
+    """The texts that may end last: they have so many rounds to go."""
+    most = max(rounds)
+    least = most - CHANCE * most**0.5
+    return [b for b, own in enumerate(rounds) if own >= least]
 
 
 @lru_cache(maxsize=1024)
@@ -228,15 +253,14 @@ def _square(survival: Sequenced[float]) -> float:
 def certain(
     times: Times,
     chances: Sequenced[Sequenced[float]],
-    ending: Sequenced[int] = (),
-    to_make: float = 1.0,
+    lefts: Sequenced[float] = (),
 ) -> Plan | None:
     """How much to take of each text's certain offer, whose tokens survive with these chances.
 
     A token is worth its chance and costs a row, whichever text it is of; chances fall along an
     offer, so the best so many of all are each text's first ones. Texts that share one list of
     chances are weighed together: along a straight piece of the curve the best is at an end.
-    `ending` are the texts that may end last, with `to_make` tokens more at most.
+    `lefts` are the tokens that each text has to make, where the one that ends last counts.
     """
     alike: dict[int, list[int]] = {}
     for b, own in enumerate(chances):
@@ -282,9 +306,9 @@ def certain(
         for b in members[:best_rows]:
             lengths[b] += 1
         best_rows -= len(members)
-    last = lag = 0.0
-    if ending:
-        ends = [chances[b][: lengths[b]] for b in ending if lengths[b]]
-        gained, squares = sum(map(sum, ends)), sum(map(_square, ends))
-        last, lag = least_of(len(ending), to_make, gained, squares)
-    return Plan(None, max(lengths), best_rate, best_s, tuple(lengths), last=last, lag=lag)
+    plan = Plan(None, max(lengths), best_rate, best_s, tuple(lengths))
+    if lefts:
+        taken = [own[:length] for own, length in zip(chances, lengths, strict=True)]
+        gains, squares = list(map(sum, taken)), list(map(_square, taken))
+        plan.last, plan.lag, plan.ending = least_of(lefts, gains, squares)
+    return plan

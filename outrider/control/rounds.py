@@ -78,8 +78,7 @@ class View:
         times: what rounds take; None before any was timed.
         offers: each text's best certain draft.
         uneven: the share of a round that only the text that ends last can save.
-        ending: the texts that may be that one, where there is such a share.
-        left: tokens that one of these has to make at most.
+        lefts: tokens that each text has to make, where there is such a share.
     """
 
     texts: Sequenced[Sequence]
@@ -93,8 +92,7 @@ class View:
     times: Times | None
     offers: Sequenced[Offer | None]
     uneven: float = 0.0
-    ending: Sequenced[int] = ()
-    left: float = 1.0
+    lefts: Sequenced[float] = ()
 
     @property
     def clean(self) -> bool:

@@ -245,7 +245,10 @@ class Drafter(ABC):
         """
 
     def commit(self, text: Sequence, accepted: int) -> None:
-        """The text kept its first `accepted` drafted tokens and gained one of the target's."""
+        """The text kept its first `accepted` drafted tokens and gained one of the target's.
+
+        Not called, as `timed` is not, for rounds in which a controller asks nobody.
+        """
 
     def timed(self, texts: Sequenced[Sequence], times: StageTimes) -> None:
         """The round it proposed for is over, committed and handed out, and took so long."""

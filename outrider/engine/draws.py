@@ -42,8 +42,8 @@ class GroupDraws:
         self._tokens: list[list[int]] = [[] for _ in range(num_texts)]
         # Each with the tokens its columns stand for; None = all.
         self._laws: list[list[tuple[Tensor, Tensor | None]]] = [[] for _ in range(num_texts)]
-        # Tokens that the host has not read.
-        self._unread: list[Tensor] = []
+        # Tokens of a text that the host has not read.
+        self._unread: dict[int, list[Tensor]] = {}
 
     @property
     def max_certain(self) -> int:
@@ -75,13 +75,12 @@ class GroupDraws:
     def draw_unread(self, logits_1V: Tensor, member: int, index: int) -> Tensor:
         """The same of one text, the token left where it is."""
         token_1 = self._drawn_of(logits_1V, [member], index, None)
-        self._unread.append(token_1)
+        self._unread.setdefault(member, []).append(token_1)
         return token_1
 
     def read_drawn(self, member: int) -> list[int]:
         """One wait for all; meanwhile the target may go ahead."""
-        tokens_K = torch.cat(self._unread)
-        self._unread.clear()
+        tokens_K = torch.cat(self._unread.pop(member))
         reading = host.Reading((tokens_K,))
         self.expect(member, tokens_K)
         self._tokens[member] += reading.wait()[0].tolist()

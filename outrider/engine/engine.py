@@ -79,6 +79,8 @@ class Engine:
         self._chunk = chunk
         self._scheduler = Scheduler(target, max_texts)
         self._groups: dict[tuple[int, str], Group] = {}
+        # Whether a long prompt is under way, a chunk in each step.
+        self._reads = False
 
     def step(self) -> None:
         """One round of every active text; one with a long prompt reads a chunk of it instead."""
@@ -133,10 +135,12 @@ class Engine:
         """Whether each text's next round reads the token that this one adds, and nothing else.
 
         It is begun before this one's is known, behind which what somebody asks to be told of it
-        would have to wait.
+        would have to wait; and what is read between the two would make it one for nothing.
         """
         drafter = group.drafter
         if not self.target.takes_unread or drafter.taps or drafter.wants_rows:
+            return False
+        if self._reads or len(self._groups) > 1:
             return False
         ends = any(asks(text) or text.remaining <= 1 for text in group.texts)
         return not ends and drafter.pauses(group.texts)
@@ -162,18 +166,25 @@ class Engine:
 
     def _admit(self) -> list[Group]:
         """Active texts in groups of equal drafter and rule; a group that stays together is kept."""
-        members: dict[tuple[int, str], list[Sequence]] = {}
         turn = Turn.of(self._scheduler.admit(), self._unread, self._chunk)
         if turn.reader is not None:
             self._read(turn.reader)
-        for text in turn.ready:
-            members.setdefault((id(self._drafter(text)), text.rule), []).append(text)
+        self._reads = turn.reader is not None
+        drafters = [self._drafter(text) for text in turn.ready]
+        at_work = {(id(own), text.rule) for own, text in zip(drafters, turn.ready, strict=True)}
+        members: dict[tuple[int, str], tuple[Drafter, list[Sequence]]] = {}
+        for own, text in zip(drafters, turn.ready, strict=True):
+            drafter = own
+            if len(at_work) > 1 and own is self.choice.plain and text.depth:
+                # Its last token comes with the others' round: one forward for all of them.
+                asked = self.choice.of(text.request.drafter)
+                drafter = asked if (id(asked), text.rule) in at_work else own
+            members.setdefault((id(drafter), text.rule), (drafter, []))[1].append(text)
         groups: dict[tuple[int, str], Group] = {}
-        for key, texts in members.items():
+        for key, (drafter, texts) in members.items():
             kept = self._groups.get(key)
             if kept is None or kept.texts != texts:
-                rule = rule_named(key[1], lossless=False)
-                kept = Group(texts, self._drafter(texts[0]), rule, self.trees)
+                kept = Group(texts, drafter, rule_named(key[1], lossless=False), self.trees)
             kept.followed = bool(self._scheduler.waiting)
             groups[key] = kept
         self._groups = groups

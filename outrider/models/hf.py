@@ -316,7 +316,7 @@ class HuggingFaceTarget(Target):
     def _forget_compiled(self) -> None:
         for package in self.packages:
             package.forget()
-        self._compiled, self._builds = None, False
+        self._compiled, self._builds, self._ahead = None, False, None
         self._cache.gives_back = True
         self._compiled_taps.clear()
         self._compiled_parts.clear()
@@ -679,7 +679,8 @@ class HuggingFaceTarget(Target):
             pad = pad or self._row_multiple
         faster = self._faster_for(rows)
         ahead, self._ahead = self._ahead, None
-        if ahead is not None and faster is self._compiled and ahead.scored(rows, self._cache):
+        own = faster is not None and faster is self._compiled
+        if ahead is not None and own and ahead.scored(rows, self._cache):
             plan, logits = ahead.plan, ahead.logits_RV
         else:
             # A graph takes what the host has, all of it with one copy.

@@ -90,10 +90,11 @@ def view_of(
     uneven: float = 0.0,
     ending: Sequence[int] = (),
 ) -> View:
-    """Texts in the midst of greedy chains, at most 96 tokens from their end.
+    """Texts in the midst of greedy chains, 96 tokens from their end, or 24 where others end last.
 
     `read` is what drafters have read of each.
     """
+    lefts = [96.0 if b in ending else 24.0 for b in range(len(texts))] if ending else ()
     return View(
         texts=texts,
         states=[State(rounds=20, read=own) for own in read or [{} for _ in texts]],
@@ -106,8 +107,7 @@ def view_of(
         times=times,
         offers=offers,
         uneven=uneven,
-        ending=ending,
-        left=96.0,
+        lefts=lefts,
     )
 
 

@@ -231,10 +231,10 @@ def test_who_stands_idle_is_weighed_anew_every_few_rounds_or_when_something_has_
     assert 1 / WEIGH_AGAIN <= share < 2 / WEIGH_AGAIN
     # What a sample said is weighed at once.
     arm, view = 0, chooser._idle[0]
-    fresh = SimpleNamespace(times=view.times, caps=list(view.caps), texts=view.texts, ending=())
+    fresh = SimpleNamespace(times=view.times, caps=list(view.caps), texts=view.texts, lefts=())
     assert heard and view.holds(view.at + 1, known.heard[arm], fresh)
     assert not view.holds(view.at + 1, known.heard[arm] + 1, fresh)
     assert not view.holds(view.at + WEIGH_AGAIN, known.heard[arm], fresh)
-    for other in ({"times": replace(view.times)}, {"caps": [0]}, {"texts": ()}, {"ending": [0]}):
+    for other in ({"times": replace(view.times)}, {"caps": [0]}, {"texts": ()}, {"lefts": [9.0]}):
         changed = SimpleNamespace(**{**vars(fresh), **other})
         assert not view.holds(view.at + 1, known.heard[arm], changed)

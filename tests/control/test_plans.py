@@ -37,7 +37,7 @@ def test_the_best_depth_is_found(seed: int) -> None:
     chance = random.Random(seed)
     texts = chance.choice((1, 2, 8))
     times = times_of(chance, texts)
-    classes = [Class(falling(chance), MOST, 1) for _ in range(texts)]
+    classes = [Class(falling(chance), MOST, [b]) for b in range(texts)]
     drawing = Drawing(0, chance.choice((0.01, 0.2)), classes, ())
     rates = []
     for depth in range(1, MOST + 1):
@@ -54,7 +54,7 @@ def test_the_best_depth_is_found_of_drafts_that_may_stop_earlier(seed: int) -> N
     chance = random.Random(seed)
     texts = chance.choice((1, 2, 8))
     times = times_of(chance, texts)
-    classes = [Class(falling(chance), MOST, 1) for _ in range(texts)]
+    classes = [Class(falling(chance), MOST, [b]) for b in range(texts)]
     offered = sorted((chance.uniform(0.3, 1.0) for _ in range(MOST)), reverse=True)
     drawing = Drawing(0, chance.choice((0.01, 0.2)), classes, offered)
     tokens, rows, spent, rates = float(texts), 0.0, 0.0, list[float]()

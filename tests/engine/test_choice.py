@@ -142,3 +142,28 @@ def test_new_weights_are_told_to_each_drafter_once() -> None:
     assert sorted(told) == ["own", "recycle"]
     (plain,) = served(NoDrafter()).complete([Request(PROMPT, COUPLED)])
     assert text.tokens[text.num_prompt :] == list(plain.token_ids)
+
+
+@pytest.mark.parametrize(
+    ("beside", "more"),
+    [({}, 0), ({"drafter": "none"}, 9), ({"drafter": "ngram"}, 9), ({"rule": "coupled"}, 9)],
+)
+def test_a_text_s_last_token_comes_with_the_others_round(beside: dict, more: int) -> None:
+    """Texts end one after another, each with a round that drafts nothing for it."""
+    requests = served(ModelDrafter(ProtocolTarget(blurred(TARGET, 3, 0.6))))
+    engine, forwards, steps = requests.engine, [], []
+    score, step = engine.target.score, engine.step
+    engine.target.score = lambda rows: (forwards.append(rows), score(rows))[1]
+    engine.step = lambda: (steps.append(None), step())[1]
+    asked = [
+        Request(PROMPT, SamplingParams(max_tokens=most, temperature=0.0), depth=1)
+        for most in (6, 9, 12, 15)
+    ]
+    given = beside if "drafter" in beside else {"depth": 1, **beside}
+    asked += [Request(PROMPT, SamplingParams(max_tokens=9, temperature=0.0), **given)]
+    done = requests.complete(asked)
+    assert [len(one.token_ids) for one in done] == [6, 9, 12, 15, 9]
+    assert all(one.token_ids == done[3].token_ids[: len(one.token_ids)] for one in done)
+    # Who is drafted for by somebody else, or verified otherwise, has forwards of its own.
+    alone = len(forwards) - len(steps)
+    assert alone == 0 if not more else 4 < alone <= more
