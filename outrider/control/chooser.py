@@ -240,7 +240,9 @@ class Chooser:
         known = self._known
         for kind in (None, *self._weighed(view)):
             chosen = best.depth > 0 and kind == best.arm
-            looked_at = known.due.get(kind, 0) <= known.now and not known.too_dear(kind)
+            looked_at = known.due.get(kind, 0) <= known.now and not known.too_dear(
+                kind, len(view.texts)
+            )
             if not looked_at or (chosen and (kind is None or view.trees is None)):
                 continue
             taken = next((one for one in found if one.arm is None), None)
@@ -259,7 +261,7 @@ class Chooser:
             # What hurries texts ahead saves as little here as where it is chosen.
             rate = plan.counted_tok_s(len(view.texts), view.uneven)
             lost_s = max(0.0, plan.expected_s * (1.0 - rate / due))
-            if known.afford(kind, lost_s):
+            if known.afford(kind, len(view.texts), lost_s):
                 stake = Stake(lost_s, due)
                 known.due[kind] = known.now + SAMPLE_EVERY
                 return Choice(plan, SAMPLED, stake)
@@ -321,13 +323,18 @@ class Chooser:
         gains[b] = gained(b)
         tokens = len(view.texts) + sum(gains)
         # A round like this one does not come again: who ends last is as it was.
-        last = sum(gains[b] for b in ending) / max(1, len(ending))
+        last = lag = 0.0
+        if ending:
+            left = max(view.lefts)
+            last = sum(gains[b] for b in ending) / len(ending)
+            nearer = sum((1.0 + gains[b]) * left / view.lefts[b] for b in ending) / len(ending)
+            lag = nearer - 1.0 - last
         lengths[b] = depth if trees is None else self._rows(arm, view, trees, depth)[depth]
         reading_s = view.unread(arm, b) * token_s
         drafting_s = start_s + depth * level_s
         expected_s = times.target_s(sum(lengths)) + drafting_s + reading_s
         rate = tokens / expected_s
-        return Plan(arm, depth, rate, expected_s, tuple(lengths), b, trees, last, ending=ending)
+        return Plan(arm, depth, rate, expected_s, tuple(lengths), b, trees, last, lag, ending)
 
 
 def _ranked(view: View) -> bool:

@@ -103,7 +103,7 @@ class Controller(SeveralDrafters):
         self._reading: dict[int, int] = {}
         self._round: Round | None = None
         # Of about so many texts: one that is left alone is worth more than many.
-        self._rests: dict[int, Rest] = {}
+        self._rests: dict[tuple[int, str], Rest] = {}
         # Of the round under way: whether nobody is asked, and whether it reads prompts then.
         self._resting = self._reads = False
         # Of texts that are left out, by the number of their list.
@@ -156,7 +156,8 @@ class Controller(SeveralDrafters):
 
     def pauses(self, texts: Sequenced[Sequence]) -> bool:
         """In a rest that lasts."""
-        rest, on = self._rests.get(len(texts).bit_length()), self.settings.fallback == "none"
+        kind, on = (len(texts).bit_length(), texts[0].rule), self.settings.fallback == "none"
+        rest = self._rests.get(kind)
         if rest is None or not on or not rest.holds(self._known.now + 1):
             return False
         return self._seasoned(texts, rest)
@@ -171,7 +172,7 @@ class Controller(SeveralDrafters):
             self._resting, self._reads, self._round = True, False, None
             return draws.points([()] * len(texts))
         self._wake()
-        kind = len(texts).bit_length()
+        kind = len(texts).bit_length(), texts[0].rule
         rest = self._rests.get(kind) or self._rests.setdefault(kind, Rest())
         # A fallback is asked for where nobody pays.
         on = self.settings.fallback == "none"
@@ -215,19 +216,21 @@ class Controller(SeveralDrafters):
                 saved_s, spent_s = found
                 # What is noted of a round takes time as asking does; of the last one that is known.
                 noting_s = min(self._noting_s, spent_s)
-                rest = self._rests[num.bit_length()]
+                rest = self._rests[num.bit_length(), done.view.rule]
                 rest.saw(self._known.now, num, saved_s - noting_s, spent_s + noting_s)
             self._noting_s = self._clock() - started
         elif resting and self._reads:
             self._known.rested(texts, [times], plain=False)
             for text in texts:
                 # Its prompt is read: the next round is not its first.
-                self._state(text).rounds += 1
+                state = self._state(text)
+                state.rounds = max(1, state.rounds)
         elif resting and (quiet := self._quiets.get(id(texts))) is not None:
             quiet.times.append(times)
             # Not by the round that asks again: that would be thought to take so long.
             if len(quiet.times) == NOTED_AT_REST or not quiet.rest.holds(self._known.now + 1):
-                self._note(quiet)
+                for one in self._quiets.values():
+                    self._note(one)
         if not resting:
             super().timed(texts, times)
 

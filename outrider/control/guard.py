@@ -130,8 +130,9 @@ class Rest:
 
     def __init__(self) -> None:
         self._asked = self._until = 0
-        # Rounds that the next one may have, and that the last one has.
-        self._length, self._last = 1, 0
+        # Rounds that the next one may have, and that the last one has; until when rounds that read
+        # prompts are left out, too.
+        self._length, self._last, self._on = 1, 0, 0
         self._saved_s = self._spent_s = 0.0
 
     def holds(self, now: int) -> bool:
@@ -140,7 +141,7 @@ class Rest:
 
     def goes_on(self, now: int) -> bool:
         """Whether it holds, or one as long behind it would."""
-        return now < self._until + self._last
+        return now < self._on
 
     @property
     def deep(self) -> bool:
@@ -156,13 +157,15 @@ class Rest:
         lost = -self._saved_s / max(self._spent_s, 1e-9)
         longest = min(LONGEST_REST, int(lost / WORTH))
         if longest < 1:
-            self._length, self._last = 1, 0
+            self._length = 1
+            self._last = self._on = 0
         elif saved_s > 0:
             # What has just paid is likely to pay at once again: no rest now, and a shorter one
             # next; but one round in a while that pays does not make up for all the others.
             self._length = max(1, self._length // 2)
-            self._last = min(self._last, self._length)
+            self._last, self._on = min(self._last, self._length), 0
         elif self._asked >= ASKED:
             self._last = min(self._length, longest)
             self._until = now + 1 + self._last
+            self._on = self._until + self._last
             self._length = min(LONGEST_REST, 2 * self._length)

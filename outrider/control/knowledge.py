@@ -9,7 +9,7 @@ from outrider.control.book import Book
 from outrider.control.costs import Costs
 from outrider.control.guard import SLOWEST, Guard, Pace, scatter_of
 from outrider.control.live import LiveDraft, LiveRounds, context_class
-from outrider.control.plans import Times
+from outrider.control.plans import Times, latest
 from outrider.control.rounds import FEW, Round, State, Tally, View
 from outrider.control.sizes import Grown, sizes_of
 from outrider.decoding import rule_named
@@ -77,8 +77,8 @@ class Knowledge:
         self._unspent = 0.0
         self.guards: dict[tuple[int | None, bool, int, str], Guard] = {}
         self._paces: dict[tuple[int | None, bool, int, str], Pace] = {}
-        # What a sample was to lose, while the same texts are under way.
-        self._prices: dict[int | None, float] = {}
+        # What a sample was to lose with about so many texts, while they are under way.
+        self._prices: dict[tuple[int | None, int], float] = {}
         self._asking: dict[int, Pace] = {}
         self.due: dict[int | None, int] = dict.fromkeys(kinds, 0)
         self.heard = [0] * len(self._names)
@@ -113,13 +113,14 @@ class Knowledge:
         found = self.guards.get((arm, trees, len(view.texts).bit_length(), view.rule))
         return found is None or found.allows(self.now)
 
-    def too_dear(self, kind: int | None) -> bool:
+    def too_dear(self, kind: int | None, num_texts: int) -> bool:
         """Whether a sample, for these texts, was to lose more than twice what the budget has."""
-        return self.budgets.get(kind, 0.0) < self._prices.get(kind, 0.0) / 2
+        price_s = self._prices.get((kind, num_texts.bit_length()), 0.0)
+        return self.budgets.get(kind, 0.0) < price_s / 2
 
-    def afford(self, kind: int | None, lost_s: float) -> bool:
+    def afford(self, kind: int | None, num_texts: int, lost_s: float) -> bool:
         """Takes what a sample may lose from the budget; where that is too little, it is saved."""
-        self._wanted[kind] = self._prices[kind] = lost_s
+        self._wanted[kind] = self._prices[kind, num_texts.bit_length()] = lost_s
         if kind not in self.budgets:
             self.budgets[kind], self._unspent = self._unspent, 0.0
         if lost_s > self.budgets[kind]:
@@ -278,12 +279,7 @@ class Knowledge:
         # In rounds of plain decoding.
         worth = made / num
         if plan.ending and rows:
-            # As the plan promised it, by the same texts: those that may end last.
-            kept, left = done.kept, max(view.lefts)
-            nearer = [
-                (1 + kept.get(view.texts[b].key, 0)) * left / view.lefts[b] for b in plan.ending
-            ]
-            worth += view.uneven * (sum(nearer) / len(nearer) - plan.lag - worth)
+            worth += view.uneven * (_nearer(done) - worth)
         stake = done.choice.stake
         if stake is not None:
             if not done.waiting:
@@ -443,3 +439,18 @@ class Knowledge:
             self.full += 0.1 * ((text.remaining < 1) - self.full)
         for book in self._books.values():
             book.close(text.key)
+
+
+def _nearer(done: Round) -> float:
+    """By how many tokens a round brought the end of texts nearer that end together.
+
+    As the plan promised it, of those that may end last by it; of those that would end last without
+    it no more.
+    """
+    view, left = done.view, max(done.view.lefts)
+    made = [1 + done.kept.get(text.key, 0) for text in view.texts]
+    means = [
+        sum([made[b] * left / view.lefts[b] for b in ending]) / len(ending)
+        for ending in (done.plan.ending, latest(view.lefts))
+    ]
+    return min(means[0] - done.plan.lag, means[1])

@@ -216,20 +216,19 @@ def least_of(
     """What a round brings the end of all texts nearer by, in tokens beyond the target's own.
 
     Each text has so many tokens to make and gains so many in such a round in the mean, and so many
-    squared. The last ends where tokens over gain are most, give or take what chance does: how much
-    less that is than what those gain in the mean comes second, who they are third.
+    squared. The last ends where tokens over gain are most, give or take what chance does. Second
+    comes by how much less that is than those that may be it bring their own ends nearer in the
+    mean, third who they are.
     """
     rounds = [left / (1.0 + gained) for left, gained in zip(lefts, gains, strict=True)]
     ending, most, left = latest(rounds), max(rounds), max(lefts)
     num = len(ending)
-    if num == 1:
-        return left / most - 1.0, 0.0, ending
     mean = sum([gains[b] for b in ending]) / num
     variance = max(0.0, sum([squares[b] for b in ending]) / num - mean * mean)
     # Sums that scatter like normal ones: the least of them lies behind their mean by what the root
     # of the number of rounds scatters, times the largest of so many normals.
-    lag = _largest(num) * (variance / most) ** 0.5
-    return left / most - 1.0 - lag, lag, ending
+    last = left / most - 1.0 - _largest(num) * (variance / most) ** 0.5
+    return last, sum([left / rounds[b] for b in ending]) / num - 1.0 - last, ending
 
 
 def latest(rounds: Sequenced[float]) -> list[int]:

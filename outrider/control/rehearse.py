@@ -217,6 +217,7 @@ class _Stage:
         self._controller = Controller(
             list(self._drafters.values()), policy.settings, clock=self._clock
         )
+        self._lists: dict[tuple[int, ...], list[Sequence]] = {}
 
     @property
     def reading_s(self) -> float:
@@ -233,8 +234,11 @@ class _Stage:
     def round(self, texts: list[_Text]) -> float:
         """A round of all texts, those together that an engine has together; reading left out."""
         groups: dict[tuple[bool, str], list[_Text]] = {}
+        drafted_for = {one.text.rule for one in texts if not one.alone}
         for one in texts:
-            groups.setdefault((one.alone, one.text.rule), []).append(one)
+            # A last token comes with the others' round.
+            last = one.text.depth > 0 and one.text.num_output > 0 and one.text.rule in drafted_for
+            groups.setdefault((one.alone and not last, one.text.rule), []).append(one)
         return sum(
             self._plain(own) if alone else self._chosen(own) for (alone, _), own in groups.items()
         )
@@ -254,7 +258,9 @@ class _Stage:
             while self._controller.unread(one.text) > CHUNK:
                 self._controller.read(one.text, CHUNK)
         controller, costs, size = self._controller, self._costs, len(texts)
+        # An engine's list stays the same while its members do.
         own = [one.text for one in texts]
+        own = self._lists.setdefault(tuple(text.key for text in own), own)
         group = Group(own, controller, rule_named(texts[0].text.rule, lossless=False))
         started, read_s = self._clock.now_s, self._clock.reading_s
         # No law is asked for, so none has a width.

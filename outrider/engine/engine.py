@@ -175,7 +175,8 @@ class Engine:
         members: dict[tuple[int, str], tuple[Drafter, list[Sequence]]] = {}
         for own, text in zip(drafters, turn.ready, strict=True):
             drafter = own
-            if len(at_work) > 1 and own is self.choice.plain and text.depth:
+            begun = text.depth and text.num_output
+            if begun and len(at_work) > 1 and own is self.choice.plain:
                 # Its last token comes with the others' round: one forward for all of them.
                 asked = self.choice.of(text.request.drafter)
                 drafter = asked if (id(asked), text.rule) in at_work else own

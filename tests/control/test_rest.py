@@ -159,7 +159,7 @@ def test_where_nobody_pays_for_long_nobody_is_asked(monkeypatch, prompts) -> Non
     world = World(monkeypatch, **hopeless)
     seen = looked_at(world, 0.3 * len(prompts))
     world.run(300, prompts)
-    rest = world.controller._rests[len(prompts).bit_length()]
+    rest = world.controller._rests[len(prompts).bit_length(), "greedy"]
     assert rest.deep
     # Of a new text the first rounds behind its prompt are looked at, whatever came of others: one
     # where rests are long, a few where they are short.
@@ -563,7 +563,9 @@ def test_texts_that_begin_anew_are_looked_at(monkeypatch) -> None:
     controller, engine = world.controller, world.engine
     params = SamplingParams(max_tokens=200, temperature=0.0)
     stream = world.requests.stream(Request((1, 2, 3), params))
-    while not (controller._quiets and controller._rests[1]._until > controller._known.now + 9):
+    while not (
+        controller._quiets and controller._rests[1, "greedy"]._until > controller._known.now + 9
+    ):
         next(stream)
     with engine.without_caches():
         pass
@@ -579,6 +581,8 @@ def test_groups_of_two_rules_rest_side_by_side(monkeypatch) -> None:
     hopeless = {"wrong": lambda place: 1.0, "target_s": lambda rows: 0.5 + 0.5 * rows}
     world = World(monkeypatch, **hopeless)
     seen = looked_at(world, 0.6)
+    choose, rules = world.controller._chooser.choose, list[str]()
+    world.controller._chooser.choose = lambda view: (rules.append(view.rule), choose(view))[1]
     noted: list[int] = []
     rested = world.controller._known.rested
 
@@ -590,18 +594,46 @@ def test_groups_of_two_rules_rest_side_by_side(monkeypatch) -> None:
     laws = [SamplingParams(max_tokens=600, temperature=t, seed=1) for t in (0.0, 1.0)]
     world.requests.complete([Request((1, 2, 3), law) for law in laws])
     assert len(seen) < 0.4 * world.controller._known.now
+    # Each is asked in its own turn.
+    assert min(rules[20:].count(rule) for rule in ("greedy", "coupled")) > 5
     # Neither's rounds are noted one by one for the other's.
     assert max(noted) > 8 and sum(noted) > 5 * len(noted)
     assert rounds_of(world) == world.controller._known.now
 
 
+@pytest.mark.parametrize("ending", [[1], [0]])
+def test_tokens_left_to_make_are_no_gain(ending: list[int]) -> None:
+    """Of two texts one is drafted for, has more to make, and keeps nothing."""
+    known = Knowledge([NgramDrafter()], None)
+    params = SamplingParams(max_tokens=99, temperature=0.0)
+    texts = [
+        Sequence(b, Request((1, 2), params), 0, "greedy", 16, 99, frozenset(), [1, 2])
+        for b in range(2)
+    ]
+    offers = [Offer(0, [5], None, 2, [0.5], 0), None]
+    view = view_of(texts, Times(2, 1.0, [1.0] * 9), offers, uneven=1.0, ending=[0, 1])
+    view.lefts = [64.0, 50.0]
+    plan = certain(view.times, [[0.9], ()], view.lefts)
+    assert plan is not None and list(plan.ending) == [1]
+    plan.ending = ending
+    found = []
+    for kept in (0, 1):
+        done = Round.of(view, Choice(plan, MOST))
+        done.served, done.taken, done.asked, done.offered = [0, None], [True, False], [1, 0], [1, 0]
+        done.kept = {0: kept}
+        found.append(known.over(done, StageTimes(0.0, 1.0, 0.0, 0.0)))
+    # Kept, it brings the end nearer, until the other one ends last.
+    assert found[0][0] == pytest.approx(0.0, abs=1e-6) and found[1][0] > 0.2
+
+
 def test_what_a_sample_was_to_lose_is_another_for_other_texts() -> None:
     known = Knowledge([NgramDrafter()], None)
     known.budgets[None] = 1.0
-    assert not known.afford(None, 2.5) and known.too_dear(None)
+    assert not known.afford(None, 1, 2.5) and known.too_dear(None, 1)
+    assert not known.too_dear(None, 8)
     known.budgets[None] = 1.3
-    assert not known.too_dear(None)
+    assert not known.too_dear(None, 1)
     known.budgets[None] = 1.0
     text = Sequence(0, Request((1, 2), SamplingParams()), 0, "greedy", 16, 9, frozenset(), [1, 2])
     known.close(text)
-    assert not known.too_dear(None)
+    assert not known.too_dear(None, 1)

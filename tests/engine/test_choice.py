@@ -167,3 +167,20 @@ def test_a_text_s_last_token_comes_with_the_others_round(beside: dict, more: int
     # Who is drafted for by somebody else, or verified otherwise, has forwards of its own.
     alone = len(forwards) - len(steps)
     assert alone == 0 if not more else 4 < alone <= more
+
+
+def test_who_is_to_have_one_token_is_nobody_s() -> None:
+    """No look-up indexes its prompt, and no ledger counts its round, for what it cannot have."""
+    drafter = NgramDrafter()
+    requests, seen = served(drafter), set[int]()
+    propose = drafter.propose
+    drafter.propose = lambda texts, *more: (
+        seen.update(text.num_prompt for text in texts),
+        propose(texts, *more),
+    )[1]
+    asked = [
+        Request(prompt, SamplingParams(max_tokens=most, temperature=0.0))
+        for prompt, most in ((PROMPT, 9), (PROMPT[1:], 1), (PROMPT[2:], 5))
+    ]
+    requests.complete(asked)
+    assert seen == {len(PROMPT), len(PROMPT) - 2}
