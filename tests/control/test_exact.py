@@ -105,7 +105,7 @@ def test_the_law_is_the_targets(rule: str) -> None:
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_a_choice_by_the_token_just_drawn_is_found(rule: str) -> None:
     wrong = Dropper([ModelDrafter(ProtocolTarget(blurred(TARGET, 3, 0.6)))])
-    assert chi_square(samples(wrong, rule, 500), TARGET) > 8
+    assert chi_square(samples(wrong, rule, 1500), TARGET) > 8
 
 
 @pytest.mark.parametrize("rule", ["hybrid-traversal", "recursive", "kseq"])
@@ -119,4 +119,4 @@ def test_the_law_is_the_targets_with_chains_and_trees_of_all_sizes(rule: str) ->
 
 def test_a_tree_cut_by_a_token_just_drawn_is_found() -> None:
     wrong = Dropper([ModelDrafter(ProtocolTarget(blurred(TARGET, 3, 0.6)))])
-    assert chi_square(samples(wrong, "recursive", 1000, WIDE), TARGET) > 8
+    assert chi_square(samples(wrong, "recursive", 1500, WIDE), TARGET) > 8
