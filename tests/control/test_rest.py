@@ -384,7 +384,7 @@ def test_texts_that_gain_alike_in_the_mean_are_drafted_for(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num", "wrong", "row_s"), [(8, 0.5, 0.03), (16, 0.45, 0.015), (32, 0.4, 0.008)]
+    ("num", "wrong", "row_s"), [(8, 0.5, 0.037), (16, 0.45, 0.021), (32, 0.4, 0.0125)]
 )
 def test_texts_that_gain_in_the_mean_and_not_the_last_of_them_are_left(
     monkeypatch, num: int, wrong: float, row_s: float
@@ -401,8 +401,8 @@ def test_texts_that_gain_in_the_mean_and_not_the_last_of_them_are_left(
         groups = [[(1, 2, (5 * text + 3 * i) % 32) for text in range(num)] for i in range(9)]
         runs = [world.run(32, group) for group in groups]
         rates.append(1 / sum(1 / rate for rate in runs[2:]))
-    assert (2 - wrong) / (1.15 + num * row_s) > 1.07, "that is so much in the mean"
-    assert rates[1] < 1.07 * rates[0] and rates[2] > max(0.95 * rates[0], 0.92 * rates[1])
+    assert (2 - wrong) / (1.15 + num * row_s) > 1.03, "that is so much in the mean"
+    assert rates[1] < 0.983 * rates[0] < rates[2]
 
 
 @pytest.mark.parametrize("num", [1, 2, 8, 32])
