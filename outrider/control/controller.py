@@ -102,7 +102,7 @@ class Controller(SeveralDrafters):
         self._states: dict[int, State] = {}
         self._reading: dict[int, int] = {}
         self._round: Round | None = None
-        # Of about so many texts: one that is left alone is worth more than many.
+        # Of about so many texts under one rule: one that is left alone is worth more than many.
         self._rests: dict[tuple[int, str], Rest] = {}
         # Of the round under way: whether nobody is asked, and whether it reads prompts then.
         self._resting = self._reads = False

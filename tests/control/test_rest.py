@@ -172,6 +172,7 @@ def test_where_nobody_pays_for_long_nobody_is_asked(monkeypatch, prompts) -> Non
         own = [now - began for now in seen if now > began]
         assert set(range(2, first + 1)) <= set(own)
         assert not set(range(2, first + 6)) <= set(own)
+        assert length == 1 or first + 1 not in own
     assert rest.deep
     told = world.controller.report()["none"]
     assert told["reasons"][RESTING] > 0.5 * rounds
@@ -624,6 +625,17 @@ def test_tokens_left_to_make_are_no_gain(ending: list[int]) -> None:
         found.append(known.over(done, StageTimes(0.0, 1.0, 0.0, 0.0)))
     # Kept, it brings the end nearer, until the other one ends last.
     assert found[0][0] == pytest.approx(0.0, abs=1e-6) and found[1][0] > 0.2
+
+
+def test_what_one_rule_has_come_to_leaves_out_no_round_of_another(monkeypatch) -> None:
+    hopeless = {"wrong": lambda place: 1.0, "target_s": lambda rows: 0.5 + 0.5 * rows}
+    world = World(monkeypatch, **hopeless)
+    seen = looked_at(world, 0.6)
+    world.run(600)
+    for temperature, all_of_them in ((1.0, True), (0.0, False)):
+        before, began = len(seen), world.controller._known.now
+        world.run(40, temperature=temperature, seed=1)
+        assert (len(seen) - before == world.controller._known.now - began) == all_of_them
 
 
 def test_what_a_sample_was_to_lose_is_another_for_other_texts() -> None:
