@@ -323,18 +323,13 @@ class Chooser:
         gains[b] = gained(b)
         tokens = len(view.texts) + sum(gains)
         # A round like this one does not come again: who ends last is as it was.
-        last = lag = 0.0
-        if ending:
-            left = max(view.lefts)
-            last = sum(gains[b] for b in ending) / len(ending)
-            nearer = sum((1.0 + gains[b]) * left / view.lefts[b] for b in ending) / len(ending)
-            lag = nearer - 1.0 - last
+        last = sum(gains[b] for b in ending) / max(1, len(ending))
         lengths[b] = depth if trees is None else self._rows(arm, view, trees, depth)[depth]
         reading_s = view.unread(arm, b) * token_s
         drafting_s = start_s + depth * level_s
         expected_s = times.target_s(sum(lengths)) + drafting_s + reading_s
         rate = tokens / expected_s
-        return Plan(arm, depth, rate, expected_s, tuple(lengths), b, trees, last, lag, ending)
+        return Plan(arm, depth, rate, expected_s, tuple(lengths), b, trees, last, ending=ending)
 
 
 def _ranked(view: View) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Sequenced
-from statistics import median_low
+from statistics import fmean, median_low
 
 from outrider.control.book import Book
 from outrider.control.costs import Costs
@@ -444,13 +444,10 @@ class Knowledge:
 def _nearer(done: Round) -> float:
     """By how many tokens a round brought the end of texts nearer that end together.
 
-    As the plan promised it, of those that may end last by it; of those that would end last without
-    it no more.
+    As the plan promised it, of those that may end last by it; and no more than those made in the
+    mean that would end last without it.
     """
-    view, left = done.view, max(done.view.lefts)
+    view, plan, left = done.view, done.plan, max(done.view.lefts)
     made = [1 + done.kept.get(text.key, 0) for text in view.texts]
-    means = [
-        sum([made[b] * left / view.lefts[b] for b in ending]) / len(ending)
-        for ending in (done.plan.ending, latest(view.lefts))
-    ]
-    return min(means[0] - done.plan.lag, means[1])
+    nearer = fmean([made[b] * left / view.lefts[b] for b in plan.ending])
+    return min(nearer - plan.lag, fmean([made[b] for b in latest(view.lefts)]))

@@ -603,7 +603,8 @@ def test_groups_of_two_rules_rest_side_by_side(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("ending", [[1], [0]])
-def test_tokens_left_to_make_are_no_gain(ending: list[int]) -> None:
+@pytest.mark.parametrize("other", [50.0, 61.0])
+def test_tokens_left_to_make_are_no_gain(ending: list[int], other: float) -> None:
     """Of two texts one is drafted for, has more to make, and keeps nothing."""
     known = Knowledge([NgramDrafter()], None)
     params = SamplingParams(max_tokens=99, temperature=0.0)
@@ -613,7 +614,7 @@ def test_tokens_left_to_make_are_no_gain(ending: list[int]) -> None:
     ]
     offers = [Offer(0, [5], None, 2, [0.5], 0), None]
     view = view_of(texts, Times(2, 1.0, [1.0] * 9), offers, uneven=1.0, ending=[0, 1])
-    view.lefts = [64.0, 50.0]
+    view.lefts = [64.0, other]
     plan = certain(view.times, [[0.9], ()], view.lefts)
     assert plan is not None and list(plan.ending) == [1]
     plan.ending = ending
@@ -624,7 +625,7 @@ def test_tokens_left_to_make_are_no_gain(ending: list[int]) -> None:
         done.kept = {0: kept}
         found.append(known.over(done, StageTimes(0.0, 1.0, 0.0, 0.0)))
     # Kept, it brings the end nearer, until the other one ends last.
-    assert found[0][0] == pytest.approx(0.0, abs=1e-6) and found[1][0] > 0.2
+    assert found[0][0] == pytest.approx(0.0, abs=1e-6) and found[1][0] > 0.04
 
 
 def test_what_one_rule_has_come_to_leaves_out_no_round_of_another(monkeypatch) -> None:
