@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -119,7 +120,10 @@ class TokenTree:
     def chain(cls, tokens_BK: Int64[Tensor, "B K"], lengths_B: Int64[Tensor, " B"]) -> TokenTree:
         """Each token follows the one before it."""
         num_texts, depth = tokens_BK.shape
-        parents_BK = torch.arange(depth, device=tokens_BK.device).expand(num_texts, depth)
+        device = tokens_BK.device
+        # What a device has may be of a graph under capture.
+        along_K = _along(depth) if device.type == "cpu" else torch.arange(depth, device=device)
+        parents_BK = along_K.expand(num_texts, depth)
         return cls(tokens_BK, parents_BK, lengths_B, depth, 1)
 
     @classmethod
@@ -302,6 +306,12 @@ def best_first(values: Sequence[float], parents: Sequence[int], num_nodes: int) 
         along.append(value if parent == 0 else min(value, along[parent - 1]))
     order = sorted(range(len(along)), key=lambda j: (-along[j], j))
     return tuple(sorted(order[:num_nodes]))
+
+
+@lru_cache(maxsize=256)
+def _along(depth: int) -> Int64[Tensor, " K"]:
+    """Parents of a chain's nodes; nobody writes to them."""
+    return torch.arange(depth)
 
 
 def _depth(parents: Sequence[int]) -> int:

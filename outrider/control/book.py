@@ -124,21 +124,25 @@ class Book:
         """A draft of `offered` tokens, of at most `asked`, had its first `kept` ones kept.
 
         `part` is the text's of the round: what is remembered are rounds, however many texts.
+        Its luck is not counted here.
         """
         self.counts(cell).saw(kept, offered if asked is None else asked, part)
         if not offered:
             return
         luck_now = min(kept, COUNTED) / min(offered, COUNTED)
-        luck = self._luck_of(text)
-        self._set_luck(text, luck + LUCK_STEP * (luck_now - luck))
         self._overall += OVERALL_STEP * part * (luck_now - self._overall)
         left = 1.0 - (1.0 - DISCOUNT) * part
         self.drafted = self.drafted * left + offered
         self.kept = self.kept * left + kept
 
-    def idle(self, text: int) -> None:
-        """The drafter was asked and had nothing to say: that is bad luck of this text alone."""
-        self._set_luck(text, (1.0 - LUCK_STEP) * self._luck_of(text))
+    def felt(self, text: int, kept: int, offered: int) -> None:
+        """The text's luck: of `offered` tokens the first `kept` were kept.
+
+        A drafter that was asked and had nothing to say is bad luck of this text alone.
+        """
+        luck_now = min(kept, COUNTED) / min(offered, COUNTED) if offered else 0.0
+        luck = self._luck_of(text)
+        self._set_luck(text, luck + LUCK_STEP * (luck_now - luck))
 
     @property
     def rate(self) -> float | None:

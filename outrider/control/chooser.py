@@ -42,11 +42,16 @@ FALLBACK = "nobody else pays, and it is the fallback"
 
 @dataclass(slots=True)
 class _Weighed:
-    """An idle drafter's best plan, and what it was found for: these texts, times and chances."""
+    """A drafter's best plan, and what it was found for: these texts, times and chances.
+
+    Of one at work `noted` and the texts' luck with it are to be the same, too.
+    """
 
     plan: Plan | None
     at: int
     heard: int
+    noted: int
+    luck: Sequenced[int]
     times: Times
     texts: Sequenced[Sequence]
     caps: Sequenced[int]
@@ -58,10 +63,16 @@ class _Weighed:
             now - self.at < WEIGH_AGAIN
             and self.heard == heard
             and self.times is view.times
-            and self.caps == view.caps
             and self.texts == view.texts
+            and self._reaches(view.caps)
             and self.together == bool(view.lefts)
         )
+
+    def _reaches(self, caps: Sequenced[int]) -> bool:
+        """Whether texts that end soon leave it as it is."""
+        depth = 0 if self.plan is None else self.plan.depth
+        alike = zip(self.caps, caps, strict=True)
+        return all(cap == before or depth <= cap < before for before, cap in alike)
 
 
 class Chooser:
@@ -85,16 +96,16 @@ class Chooser:
             (arm for arm, one in enumerate(drafters) if one.name == settings.fallback), None
         )
         self._at_work: int | None = None
-        self._idle: dict[int, _Weighed] = {}
+        self._plans: dict[int, _Weighed] = {}
 
     def choose(self, view: View) -> Choice:
         """The plan, and why."""
         times = view.times
         # A round that reads prompts, however little of them, times no plain decoding.
         if not view.prompt_rows and self._known.plain_due(len(view.texts), view.context):
-            return Choice(NOTHING, TIMED)
+            return Choice(NOTHING, TIMED, lasts=False)
         if times is None:
-            return Choice(NOTHING, UNTIMED)
+            return Choice(NOTHING, UNTIMED, lasts=False)
         found = self._alternatives(view, times)
         best, why = times.plain, PLAIN
         due = best.rate_tok_s * (1 + MANY * (1 - view.part))
@@ -112,7 +123,9 @@ class Chooser:
                     best, why = one, FALLBACK
         self._at_work = best.arm
         sample = self._sample(view, times, found, best, due) if view.clean else None
-        return Choice(best, why) if sample is None else sample
+        # In a text's first round nobody who draws is asked.
+        lasts = all(state.rounds for state in view.states)
+        return Choice(best, why, lasts=lasts) if sample is None else sample
 
     def serves(self, arm: int, rule: str) -> bool:
         """Whether enough of a drafter's tokens was kept lately; the fallback is not asked."""
@@ -134,17 +147,23 @@ class Chooser:
         return [one for one in found if one is not None]
 
     def _plan_of(self, arm: int, view: View, times: Times) -> Plan | None:
-        """A drafter's best plan; of one that stands idle it is not found anew in each round."""
-        if arm == self._at_work:
-            return self._best_of(arm, view, times, 0)
-        now, heard, known = self._known.now, self._known.heard[arm], self._idle.get(arm)
+        """A drafter's best plan; of one that stands idle it is not found anew in each round.
+
+        Nor is it of one at work while nothing is noted.
+        """
+        idle, known = 0, self._plans.get(arm)
+        now, heard, noted = self._known.now, self._known.heard[arm], self._known.noted
+        luck = self._known.book(arm, view.rule).cells(view.texts)
         if known is not None and known.holds(now, heard, view):
-            return known.plan
-        idle = 1 if known is None else min(now - known.at, WEIGH_AGAIN)
+            alike = view.trees is None and known.noted == noted and known.luck == luck
+            if alike or arm != self._at_work:
+                return known.plan
+        if arm != self._at_work:
+            idle = 1 if known is None else min(now - known.at, WEIGH_AGAIN)
         plan = self._best_of(arm, view, times, idle)
         if not view.prompt_rows:
-            self._idle[arm] = _Weighed(
-                plan, now, heard, times, view.texts, view.caps, bool(view.lefts)
+            self._plans[arm] = _Weighed(
+                plan, now, heard, noted, luck, times, view.texts, view.caps, bool(view.lefts)
             )
         return plan
 
@@ -264,7 +283,7 @@ class Chooser:
             if known.afford(kind, len(view.texts), lost_s):
                 stake = Stake(lost_s, due)
                 known.due[kind] = known.now + SAMPLE_EVERY
-                return Choice(plan, SAMPLED, stake)
+                return Choice(plan, SAMPLED, stake, lasts=False)
         return None
 
     def _other_size(self, arm: int, view: View, times: Times, best: Plan) -> Plan | None:

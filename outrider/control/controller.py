@@ -16,12 +16,14 @@ from typing import Any
 
 import torch
 
+from outrider.control.book import Book
 from outrider.control.chooser import Chooser
 from outrider.control.costs import Costs
 from outrider.control.guard import Rest
 from outrider.control.knowledge import Knowledge
 from outrider.control.live import context_class
-from outrider.control.rounds import Offer, Round, State, View
+from outrider.control.plans import Plan
+from outrider.control.rounds import Choice, Offer, Round, State, View
 from outrider.control.settings import ControlSettings
 from outrider.control.sizes import Grown
 from outrider.decoding import Draft
@@ -39,6 +41,10 @@ reads it in chunks where that is more than one."""
 NOTED_AT_REST = 16
 """Rounds left out one after another that are noted together at most: noting each of them would use
 the caches that the forward needs, as asking does."""
+NOTED_TOGETHER = 8
+"""Rounds of one text that are noted together at most where asking pays: what is run again at once
+takes a third of what it takes behind a forward. What they have changed of the text's luck counts at
+once."""
 SEASONED, SEASONED_LEAST = 4, 2
 """Rounds of a text, the one that reads its prompt among them, behind which any is left out; of many
 texts at a time, and where rests are long."""
@@ -54,6 +60,25 @@ class _Quiet:
     texts: Sequenced[Sequence]
     rest: Rest
     times: list[StageTimes]
+
+
+@dataclass(slots=True)
+class _Standing:
+    """What holds for the next rounds of a text, too, while nothing is noted.
+
+    Attributes:
+        texts: the list that was asked for.
+        noted: the number of what was noted last.
+        view: the round; its offers and how deep it may be are those of the round at hand.
+        books: of the drafters that draw.
+        chosen: choices, by the text's luck with those and by the chances of what was offered.
+    """
+
+    texts: Sequenced[Sequence]
+    noted: int
+    view: View
+    books: Sequenced[Book]
+    chosen: dict[tuple[int, ...], Choice]
 
 
 class Controller(SeveralDrafters):
@@ -99,6 +124,7 @@ class Controller(SeveralDrafters):
         self._chooser = Chooser(self.drafters, self._known, self.settings)
         self._first = self.first_names(self.drafters)
         self._certain = [arm for arm, drafter in enumerate(self.drafters) if drafter.certain]
+        self._drawing = [arm for arm, drafter in enumerate(self.drafters) if not drafter.certain]
         self._states: dict[int, State] = {}
         self._reading: dict[int, int] = {}
         self._round: Round | None = None
@@ -108,7 +134,10 @@ class Controller(SeveralDrafters):
         self._resting = self._reads = False
         # Of texts that are left out, by the number of their list.
         self._quiets: dict[int, _Quiet] = {}
-        # Seconds that noting took behind the last round in which anybody was asked.
+        self._standing: _Standing | None = None
+        # Rounds in which somebody was asked, and that are not noted yet.
+        self._over: list[tuple[int, Round, StageTimes]] = []
+        # Seconds that noting one took the last time.
         self._noting_s = 0.0
 
     def report(self) -> dict[str, Any]:
@@ -116,7 +145,7 @@ class Controller(SeveralDrafters):
 
         `mean_nodes` are those of a round's largest draft, of a chain its depth; in `tree_rounds`
         of the rounds trees were drafted. Of rounds left out up to 15 of some texts at work are not
-        in it yet.
+        in it yet, and of others up to seven.
         """
         return {
             name: {
@@ -167,6 +196,11 @@ class Controller(SeveralDrafters):
     ) -> Draft:
         """What promises most tokens a second, or nothing."""
         self._known.now += 1
+        standing = self._standing
+        if standing is not None:
+            if self._stands(standing, texts):
+                return self._drafted(self._again(standing, depths[0], draws), draws)
+            self._standing = None
         quiet = self._quiets.get(id(texts))
         if quiet is not None and quiet.rest.holds(self._known.now):
             self._resting, self._reads, self._round = True, False, None
@@ -191,10 +225,51 @@ class Controller(SeveralDrafters):
         if max(caps) > most:
             caps = [min(depth, most) for depth in caps]
         view = self._view(texts, caps, draws)
-        self._round = current = Round.of(view, self._chooser.choose(view))
-        draft = self._drafted(current, draws)
-        current.offered = draft.tree.counts_B.tolist()
-        return draft
+        choice = self._chosen(view)
+        if rest.pays and len(texts) == 1 and draws.trees is None and choice.lasts:
+            books = [self._known.book(arm, view.rule) for arm in self._drawing]
+            noted, chosen = self._known.noted, dict[tuple[int, ...], Choice]()
+            self._standing = _Standing(texts, noted, view, books, chosen)
+            chosen[self._key(self._standing)] = choice
+        return self._drafted(Round.of(view, choice), draws)
+
+    def _stands(self, standing: _Standing, texts: Sequenced[Sequence]) -> bool:
+        """Whether this round is like the last one; what waited to be compared is."""
+        if texts is not standing.texts:
+            return False
+        (state,) = standing.view.states
+        if state.pending:
+            self._known.compare(texts[0], state, 1.0)
+        return standing.noted == self._known.noted
+
+    def _again(self, standing: _Standing, depth: int, draws: RoundDraws) -> Round:
+        """A round like the last one: the choice is found anew where it was not made yet.
+
+        One that is not as deep as may be stays what it is where the text ends sooner.
+        """
+        view, cap = standing.view, min(depth, self.settings.max_depth)
+        view.caps = [cap]
+        view.offers = self._offers(view.texts, view.states, view.caps, draws)
+        key = self._key(standing)
+        choice = standing.chosen.get(key)
+        if choice is None or choice.plan.depth > cap:
+            choice = self._chosen(view)
+            if choice.lasts:
+                standing.chosen[key] = choice
+        return Round.of(view, choice)
+
+    @staticmethod
+    def _key(standing: _Standing) -> tuple[int, ...]:
+        """What a choice depends on while nothing is noted; offers of one class share their list."""
+        (text,), (offer,) = standing.texts, standing.view.offers
+        offered = 0 if offer is None else id(offer.survival)
+        return offered, *[book.cell(text.key) for book in standing.books]
+
+    def _chosen(self, view: View) -> Choice:
+        """Whom to ask, and how likely a chain must be kept to go on."""
+        choice = self._chooser.choose(view)
+        choice.stop = self._stop(view, choice.plan)
+        return choice
 
     def commit(self, text: Sequence, accepted: int) -> None:
         """Notes what was kept, and tells all of them where anybody was asked."""
@@ -210,15 +285,16 @@ class Controller(SeveralDrafters):
         done, self._round = self._round, None
         resting, self._resting = self._resting, False
         if done is not None:
-            started, num = self._clock(), len(done.view.texts)
-            found = self._known.over(done, times)
-            if found is not None:
-                saved_s, spent_s = found
-                # What is noted of a round takes time as asking does; of the last one that is known.
-                noting_s = min(self._noting_s, spent_s)
-                rest = self._rests[num.bit_length(), done.view.rule]
-                rest.saw(self._known.now, num, saved_s - noting_s, spent_s + noting_s)
-            self._noting_s = self._clock() - started
+            view = done.view
+            for state in view.states:
+                state.rounds += 1
+            self._over.append((self._known.now, done, times))
+            # Of a sample, and where it may be better not to ask, at once.
+            sample = done.choice.stake is not None
+            if self._standing is None or sample or len(self._over) >= NOTED_TOGETHER:
+                self._note_asked()
+            else:
+                self._known.felt(done)
         elif resting and self._reads:
             self._known.rested(texts, [times], plain=False)
             for text in texts:
@@ -233,6 +309,23 @@ class Controller(SeveralDrafters):
                     self._note(one)
         if not resting:
             super().timed(texts, times)
+
+    def _note_asked(self) -> None:
+        """Learns from rounds in which somebody was asked."""
+        known, rounds = self._known, self._over
+        if not rounds:
+            return
+        started, now, self._over = self._clock(), known.now, []
+        for known.now, done, times in rounds:
+            found = known.over(done, times)
+            if found is not None:
+                saved_s, spent_s = found
+                # What is noted of a round takes time as asking does; of the last one that is known.
+                noting_s, num = min(self._noting_s, spent_s), len(done.view.texts)
+                rest = self._rests[num.bit_length(), done.view.rule]
+                rest.saw(known.now, num, saved_s - noting_s, spent_s + noting_s)
+        known.now = now
+        self._noting_s = (self._clock() - started) / len(rounds)
 
     def _note(self, quiet: _Quiet) -> None:
         """Notes rounds that were left out."""
@@ -254,6 +347,8 @@ class Controller(SeveralDrafters):
 
     def close(self, text: Sequence) -> None:
         """Forgets the text."""
+        self._standing = None
+        self._note_asked()
         self._wake(everybody=True)
         if self._states.pop(text.key, None) is not None:
             self._known.close(text)
@@ -352,6 +447,13 @@ class Controller(SeveralDrafters):
 
     def _drafted(self, current: Round, draws: RoundDraws) -> Draft:
         """The draft of the plan."""
+        self._round = current
+        draft = self._made(current, draws)
+        current.offered = draft.tree.counts_B.tolist()
+        return draft
+
+    def _made(self, current: Round, draws: RoundDraws) -> Draft:
+        """By who draws, by look-ups, or by both."""
         plan, num = current.plan, len(current.view.texts)
         if plan.depth == 0 or plan.arm is None:
             for text in current.view.texts if self._reading else ():
@@ -425,31 +527,25 @@ class Controller(SeveralDrafters):
     def _deepest(self, current: Round, arm: int) -> int:
         """The plan's depth; of one text whose drafter tells when to stop as deep as may be."""
         view, plan = current.view, current.plan
-        stops = self._stops(current) and self._known.book(arm, view.rule).confidence.settled
-        if not stops or len(view.texts) > 1 or view.times is None:
+        if current.choice.stop is None or len(view.texts) > 1 or view.times is None:
             return plan.depth
-        return max(plan.depth, view.times.most - 1)
-
-    def _stops(self, current: Round) -> bool:
-        """Whether a drafter that tells how likely it thinks its chains is to stop by that."""
-        plan = current.plan
-        return current.view.rule == "greedy" and plan.only is None and plan.trees is None
+        settled = self._known.book(arm, view.rule).confidence.settled
+        return max(plan.depth, view.times.most - 1) if settled else plan.depth
 
     def _drawn(self, current: Round, arm: int, depths: list[int], draws: RoundDraws) -> Draft:
         """The chosen drafter's draft."""
         drafter = self.drafters[arm]
         trees = current.plan.trees
-        with drafter.stopping(self._stop(current, arm)), _bounded(draws, trees):
+        with drafter.stopping(current.choice.stop), _bounded(draws, trees):
             started = self._clock()
             draft = drafter.propose(current.view.texts, depths, draws)
-            seconds = self._clock() - started
+            current.drawn_s = self._clock() - started
         current.levels, current.branches = draft.tree.depth, not draft.tree.is_chain
         if trees is not None and draft.worth_BN is not None:
             starts = [len(text.tokens) for text in current.view.texts]
             current.grown = Grown(draft, starts)
         elif draft.worth_BN is not None:
             current.worths = draft.worth_BN.tolist()
-        self._known.drafted(current, seconds)
         return self._named(draft, arm)
 
     def _named(self, draft: Draft, arm: int) -> Draft:
@@ -461,13 +557,16 @@ class Controller(SeveralDrafters):
             return replace(draft, part=first + draft.part)
         return replace(draft, part_BN=part_BN + first)
 
-    def _stop(self, current: Round, arm: int) -> Stop | None:
+    def _stop(self, view: View, plan: Plan) -> Stop | None:
         """How likely a chain must be kept whole for the drafter to go on: as the next level costs.
 
-        The token that stops the draft stays in it.
+        The token that stops the draft stays in it. None where that ends no draft: of trees, of
+        samples, of rules under which a draft that ends by its own law would bend the text's.
         """
-        view, plan = current.view, current.plan
-        if view.times is None or not self._stops(current):
+        arm = plan.arm
+        if arm is None or not plan.depth or view.times is None:
+            return None
+        if view.rule != "greedy" or plan.only is not None or plan.trees is not None:
             return None
         num, levels = len(view.texts), plan.depth + 1
         # In the mean: from one number of rows to the next the times step, and are noise.

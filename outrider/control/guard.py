@@ -126,6 +126,9 @@ class Rest:
     The ledger of asking: of rounds that drafted what they saved, of others what asking took. Where
     it has lost, one round is left out, then two, and so on, but no more than it takes to lose
     `WORTH` of the time; between them is one round as ever.
+
+    Attributes:
+        pays: whether asking has been worth it for long enough.
     """
 
     def __init__(self) -> None:
@@ -134,6 +137,7 @@ class Rest:
         # prompts are left out, too.
         self._length, self._last, self._on = 1, 0, 0
         self._saved_s = self._spent_s = 0.0
+        self.pays = False
 
     def holds(self, now: int) -> bool:
         """Whether this round is left out."""
@@ -156,6 +160,7 @@ class Rest:
         # A clock may be too coarse to see a round at all.
         lost = -self._saved_s / max(self._spent_s, 1e-9)
         longest = min(LONGEST_REST, int(lost / WORTH))
+        self.pays = longest < 1 and self._asked >= ASKED
         if longest < 1:
             self._length = 1
             self._last = self._on = 0

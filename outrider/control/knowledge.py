@@ -50,6 +50,7 @@ class Knowledge:
             rule.
         due: the first round in which it is looked whether to sample.
         heard: of each drafter, drafts of which it was seen what was kept.
+        noted: another number whenever something was noted.
         tallies: by the names of who drafted.
     """
 
@@ -63,7 +64,7 @@ class Knowledge:
         ]
         self._offered: list[list[float]] = [[] for _ in drafters]
         self._books: dict[tuple[int, str, TreeBudget | None], Book] = {}
-        self._times: dict[tuple[int, int], tuple[int, Times]] = {}
+        self._times: dict[tuple[int, int], tuple[int, int, Times]] = {}
         self._num_output = 64.0
         self.full = 0.5
         self._timed = False
@@ -82,6 +83,7 @@ class Knowledge:
         self._asking: dict[int, Pace] = {}
         self.due: dict[int | None, int] = dict.fromkeys(kinds, 0)
         self.heard = [0] * len(self._names)
+        self.noted = 0
         self.tallies: dict[str, Tally] = {}
         self._together: dict[frozenset[int | None], Tally] = {}
 
@@ -146,11 +148,11 @@ class Knowledge:
 
         `width` nodes of a text's draft are weighed whatever is known of so many rows.
         """
+        of, reach, found = self._times.get((num_texts, context), (-1, 0, None))
+        if of == self._live.version and reach >= most * width:
+            return found
         seen = max(self._live.most_rows(num_texts, context), num_texts)
         rows = min(num_texts + most, max(REACH * seen, num_texts * (1 + width))) + 2
-        of, found = self._times.get((num_texts, context), (-1, None))
-        if of == self._live.version and found is not None and len(found.curve) > rows:
-            return found
         plain_s = self._live.plain_s(num_texts, context)
         curve = self._live.curve(num_texts, context, rows)
         if plain_s is None or curve is None:
@@ -158,7 +160,7 @@ class Knowledge:
         # A clock may be too coarse to see a round at all.
         fixed = self._live.fixed(num_texts, context)
         found = Times(num_texts, max(plain_s, 1e-9), curve, 2 * seen + 4, fixed)
-        self._times[num_texts, context] = self._live.version, found
+        self._times[num_texts, context] = self._live.version, most * width, found
         return found
 
     def draft_s(
@@ -200,16 +202,19 @@ class Knowledge:
                 same += 1
             if same < len(came) or len(came) == most:
                 self.heard[arm] += 1
-                self.book(arm, text.rule).saw(text.key, offer.cell, same, most, part=part)
+                self.noted += 1
+                book = self.book(arm, text.rule)
+                book.saw(text.key, offer.cell, same, most, part=part)
+                book.felt(text.key, same, most)
                 del state.pending[arm]
 
     def read_ahead(self, arm: int, tokens: int, seconds: float) -> None:
         """A drafter has read so many tokens of a text, in no round."""
         self._drafts[arm].saw_prompt(tokens, seconds, self.now)
 
-    def drafted(self, done: Round, seconds: float) -> None:
-        """A drafter that draws was at work for so long."""
-        arm, times = done.plan.arm, done.view.times
+    def _drafted(self, done: Round) -> None:
+        """A drafter that draws was at work."""
+        arm, times, seconds = done.plan.arm, done.view.times, done.drawn_s
         num = done.served.count(arm)
         if arm is None or times is None or not num or not done.levels:
             return
@@ -243,6 +248,7 @@ class Knowledge:
             tally.seconds += took_s
             if plain:
                 self._earn(took_s, num)
+        self.noted += 1
         if plain:
             context = context_class(sum([len(text.tokens) for text in texts]) // num)
             self._live.saw(num, num, context, median_low(seconds), self.now, plain=True)
@@ -257,8 +263,13 @@ class Knowledge:
         num, rows = len(view.texts), sum(done.offered)
         made = num + sum(done.kept.values())
         target_s = times.score_s + times.verify_s + times.commit_s
+        self.noted += 1
         self._count(done, made, target_s + times.draft_s)
+        if plan.arm is not None:
+            self._drafted(done)
         if rows or plan.arm is not None:
+            if not done.felt:
+                self.felt(done)
             self._keep(done)
         # What the round was chosen by.
         plain_s = None if view.times is None else view.times.plain_s
@@ -270,8 +281,6 @@ class Knowledge:
         else:
             self._read(view, times, plain_s)
             target_s -= view.prompt_rows * (self._live.prompt_token_s or 0.0)
-        for state in view.states:
-            state.rounds += 1
         if plain_s is None:
             return None
         took_s = (target_s if clean else max(target_s, plain_s)) + times.draft_s
@@ -349,6 +358,15 @@ class Knowledge:
             guard.saw(self.now, done.kept.get(view.texts[b].key, 0) - row * offered, scatter)
         return found
 
+    def felt(self, done: Round) -> None:
+        """What was kept changes the luck of texts, whenever the rest of the round is noted."""
+        done.felt = True
+        for b, (text, arm) in enumerate(zip(done.view.texts, done.served, strict=True)):
+            if arm is not None:
+                taken, kept = done.taken[b], done.kept.get(text.key, 0)
+                book = self.book(arm, text.rule, None if taken else done.plan.trees)
+                book.felt(text.key, kept, done.offered[b] if taken else done.drawn(b))
+
     def _keep(self, done: Round) -> None:
         """What was kept of whose tokens."""
         view, plan = done.view, done.plan
@@ -365,10 +383,9 @@ class Knowledge:
                 continue
             book = self.book(arm, view.rule, trees)
             book.at = self.now
-            levels = min(asked, offered if trees is None else done.levels) if offered else 0
+            levels = done.drawn(b)
             if not levels:
                 # A text it cannot draft for says nothing of others.
-                book.idle(text.key)
                 continue
             if trees is None:
                 self._offer(arm, asked, levels)
@@ -399,6 +416,7 @@ class Knowledge:
             book = self.book(arm, view.rule, trees)
             book.at = self.now
             book.saw(text.key, book.cell(text.key), kept, asked, done.asked[b], part=part)
+            book.felt(text.key, kept, asked)
 
     def _offer(self, arm: int, asked: int, levels: int) -> None:
         shares = self._offered[arm]

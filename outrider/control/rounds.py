@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from outrider.control.guard import Guard
 from outrider.control.plans import Plan, Times
 from outrider.control.sizes import Grown
+from outrider.drafters.stop import Stop
 from outrider.sequence import Sequence
 from outrider.tree import TreeBudget
 
@@ -69,14 +70,15 @@ class View:
     """A round before anything is drawn.
 
     Attributes:
-        texts, states, caps: the texts, what is kept of them, and how deep they may be drafted for.
+        texts, states, caps: the texts, what is kept of them, and how deep they may be drafted for;
+            of the round at hand, where one view serves several.
         rule: that verifies all of them.
         context: the class of their length in the mean.
         trees: how large trees may be; None where chains are drafted.
         max_certain: nodes that a tree of certain tokens may have.
         prompt_rows: rows of prompts that are read in this round, beside the last of each.
         times: what rounds take; None before any was timed.
-        offers: each text's best certain draft.
+        offers: each text's best certain draft, likewise.
         uneven: the share of a round that only the text that ends last can save.
         lefts: tokens that each text has to make, where there is such a share.
     """
@@ -127,11 +129,17 @@ class Stake:
 
 @dataclass(slots=True)
 class Choice:
-    """A plan, and why it was chosen; a sample has a stake, and is to know what would come of it."""
+    """A plan, and why it was chosen; a sample has a stake, and is to know what would come of it.
+
+    `stop` tells a drafter when to end its chains before their depth; None = never. `lasts` says
+    whether it is as good for the next round, too, while nothing more is known.
+    """
 
     plan: Plan
     why: str
     stake: Stake | None = None
+    stop: Stop | None = None
+    lasts: bool = True
 
 
 @dataclass(slots=True)
@@ -150,8 +158,10 @@ class Round:
         worths: of chains that were drawn, where their drafter told, how likely it thought each
             up to each token.
         unread: tokens that the drafter had to read first.
+        drawn_s: seconds that it took.
         kept: by text, tokens kept.
         waiting: whether a text's drafter has to read it first, in rounds of its own.
+        felt: whether the texts' luck was counted already.
     """
 
     view: View
@@ -166,8 +176,10 @@ class Round:
     grown: Grown | None = None
     worths: list[list[float]] | None = None
     unread: int = 0
+    drawn_s: float = 0.0
     kept: dict[int, int] = field(default_factory=dict[int, int])
     waiting: bool = False
+    felt: bool = False
 
     @classmethod
     def of(cls, view: View, choice: Choice) -> Round:
@@ -179,6 +191,12 @@ class Round:
     def plan(self) -> Plan:
         """What was chosen."""
         return self.choice.plan
+
+    def drawn(self, b: int) -> int:
+        """Levels that were drawn for a text."""
+        if not self.offered[b]:
+            return 0
+        return min(self.asked[b], self.offered[b] if self.plan.trees is None else self.levels)
 
 
 @dataclass(slots=True)

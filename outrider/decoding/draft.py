@@ -51,6 +51,9 @@ class RoundNoise:
         return RoundNoise(self.seed_B[rows], self.sample_B[rows], self.anchor_B[rows])
 
 
+_POINTS, _DRAWN = frozenset({Kind.POINT}), frozenset({Kind.IID})
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
     """B drafted trees and the laws their nodes were drawn from.
@@ -72,7 +75,7 @@ class Draft:
     law: Law | None
     law_rows_BN: Int64[Tensor, "B N"] | None = None
     kinds_BN: Int64[Tensor, "B N"] | None = None
-    kinds: frozenset[Kind] = frozenset({Kind.POINT})
+    kinds: frozenset[Kind] = _POINTS
     part_BN: Int64[Tensor, "B N"] | None = None
     worth_BN: Float64[Tensor, "B N"] | None = None
     part: int = 0
@@ -82,8 +85,8 @@ class Draft:
         cls, tokens_BK: Int64[Tensor, "B K"], lengths_B: Int64[Tensor, " B"], law: Law | None
     ) -> Draft:
         """Chains; row `b * K + i` of `law` is that of token i of chain b, None = certain tokens."""
-        kind = Kind.POINT if law is None else Kind.IID
-        return cls(TokenTree.chain(tokens_BK, lengths_B), law, kinds=frozenset({kind}))
+        kinds = _POINTS if law is None else _DRAWN
+        return cls(TokenTree.chain(tokens_BK, lengths_B), law, kinds=kinds)
 
     def to(self, device: torch.device) -> Draft:
         """The same draft on a device."""

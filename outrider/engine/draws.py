@@ -308,7 +308,14 @@ def _nothing(num_texts: int) -> Draft:
 
 def _padded(tokens: Sequenced[Sequenced[int]]) -> tuple[Tensor, Tensor]:
     """Lengths `[B]` and tokens `[B, K]`, padded with 0."""
-    lengths = [len(chain) for chain in tokens]
+    lengths = tuple([len(chain) for chain in tokens])
     depth = max(lengths, default=0)
     rows = [[*chain, *[0] * (depth - len(chain))] for chain in tokens]
-    return torch.tensor(lengths), torch.tensor(rows, dtype=torch.int64).reshape(len(rows), depth)
+    tokens_BK = torch.tensor(rows, dtype=torch.int64)
+    return _counts(lengths), tokens_BK if depth else tokens_BK.reshape(len(rows), 0)
+
+
+@lru_cache(maxsize=256)
+def _counts(lengths: tuple[int, ...]) -> Tensor:
+    """Lengths `[B]`, which all drafts of these lengths share."""
+    return torch.tensor(lengths, dtype=torch.int64)

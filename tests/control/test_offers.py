@@ -181,7 +181,9 @@ def second() -> Sequence:
 def test_bad_luck_is_forgotten() -> None:
     book, text = Book(), second()
     for _ in range(20):
+        book.felt(1, 4, 4)
         book.saw(1, book.cell(1), 4, 4)
+        book.felt(2, 0, 4)
         book.saw(2, book.cell(2), 0, 4, part=0.01)
     good, bad = book.cell(1), book.cell(2)
     assert bad < good
@@ -207,6 +209,7 @@ def test_a_look_up_of_ones_own_is_asked_what_it_proposes(monkeypatch) -> None:
 def test_bad_luck_is_forgotten_by_the_round_however_seldom_it_is_looked_at() -> None:
     often, seldom, text = Book(), Book(), second()
     for book in (often, seldom):
+        book.felt(2, 0, 4)
         book.saw(2, book.cell(2), 0, 4, part=0.01)
     for _ in range(4):
         often.cells([text], 1)
@@ -230,11 +233,11 @@ def test_who_stands_idle_is_weighed_anew_every_few_rounds_or_when_something_has_
     share = (len(rounds) - before) / (known.now - began)
     assert 1 / WEIGH_AGAIN <= share < 2 / WEIGH_AGAIN
     # What a sample said is weighed at once.
-    arm, view = 0, chooser._idle[0]
+    arm, view = 0, chooser._plans[0]
     fresh = SimpleNamespace(times=view.times, caps=list(view.caps), texts=view.texts, lefts=())
     assert heard and view.holds(view.at + 1, known.heard[arm], fresh)
     assert not view.holds(view.at + 1, known.heard[arm] + 1, fresh)
     assert not view.holds(view.at + WEIGH_AGAIN, known.heard[arm], fresh)
-    for other in ({"times": replace(view.times)}, {"caps": [0]}, {"texts": ()}, {"lefts": [9.0]}):
+    for other in ({"times": replace(view.times)}, {"caps": [99]}, {"texts": ()}, {"lefts": [9.0]}):
         changed = SimpleNamespace(**{**vars(fresh), **other})
         assert not view.holds(view.at + 1, known.heard[arm], changed)

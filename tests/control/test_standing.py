@@ -1,0 +1,222 @@
+"""What a round of one text leaves standing for the next, and rounds that are noted together."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+
+from outrider.control import Controller
+from outrider.control import controller as module
+from outrider.control.chooser import MOST, TIMED
+from outrider.control.guard import Rest
+from outrider.drafters import ModelDrafter
+from outrider.engine import Emitter, Engine, Requests
+from outrider.models.protocol import ProtocolTarget
+from outrider.types import Request, SamplingParams
+from tests.control.clocked import World
+from tests.control.test_exact import TARGET, Dropper, chosen
+from tests.control.test_offers import Knower
+from tests.engine.test_law import LENGTH, PREFIX, chi_square
+from tests.engine.toys import blurred
+
+LONG = {"tokens": 2000}
+PAID = 1400
+"""Tokens behind which it is known that asking pays."""
+
+
+class Seldom(Knower):
+    """A look-up that has something to say here and there."""
+
+    def chains(self, texts, depths):
+        every = zip(texts, super().chains(texts, depths), strict=True)
+        return [said if len(text.tokens) % 5 == 0 else [] for text, said in every]
+
+
+class Watched:
+    """A world whose controller is watched: which rounds are noted when, and chosen when."""
+
+    def __init__(self, monkeypatch, noting_s: float = 0.0, **world) -> None:
+        self.world = World(monkeypatch, **world)
+        self.controller = controller = self.world.controller
+        self.known = known = controller._known
+        # Of each noted round: its own number, and that of the round behind which it was noted.
+        self.noted: list[tuple[int, int]] = []
+        self.chosen: list[int] = []
+        over, choose, timed = known.over, controller._chooser.choose, controller.timed
+        self._under_way = 0
+
+        def noting(done, times):
+            self.noted.append((known.now, self._under_way))
+            self.world.clock.now += noting_s
+            return over(done, times)
+
+        def choosing(view):
+            self.chosen.append(known.now)
+            return choose(view)
+
+        def ended(texts, times):
+            self._under_way = known.now
+            timed(texts, times)
+
+        monkeypatch.setattr(known, "over", noting)
+        monkeypatch.setattr(controller._chooser, "choose", choosing)
+        monkeypatch.setattr(controller, "timed", ended)
+
+
+def test_rounds_are_noted_together_where_asking_pays_and_at_once_where_it_does_not(
+    monkeypatch,
+) -> None:
+    pays = Watched(monkeypatch)
+    pays.world.run(**LONG)
+    rounds = pays.known.now
+    # Each once, in their order, under their own numbers.
+    assert [own for own, _ in pays.noted] == list(range(1, rounds + 1))
+    late = Counter(behind - own for own, behind in pays.noted)
+    assert set(late) <= set(range(module.NOTED_TOGETHER))
+    assert late[module.NOTED_TOGETHER - 1] > rounds / 20
+    # Before it is known that asking pays each round counts at once.
+    assert all(own == behind for own, behind in pays.noted[:60])
+    hopeless = Watched(monkeypatch, 0.1, wrong=lambda place: 1.0)
+    hopeless.world.run(**LONG)
+    assert all(own == behind for own, behind in hopeless.noted)
+
+
+def test_a_choice_stands_while_nothing_is_noted_and_luck_is_the_same(monkeypatch) -> None:
+    always = Watched(monkeypatch, wrong=lambda place: 0.0)
+    always.world.run(**LONG)
+    mixed = Watched(monkeypatch, wrong=lambda place: 0.5)
+    mixed.world.run(**LONG)
+    # The first 64 rounds have one each.
+    for one, share in ((always, 0.25), (mixed, 0.6)):
+        assert len(one.chosen) - 64 < share * (one.known.now - 64)
+    monkeypatch.setattr(module, "NOTED_TOGETHER", 1)
+    each = Watched(monkeypatch, wrong=lambda place: 0.5)
+    each.world.run(**LONG)
+    assert len(each.chosen) == each.known.now
+
+
+def test_luck_counts_at_once(monkeypatch) -> None:
+    """From place 900 on nothing is kept: what is drafted then is less long before it is noted."""
+    one = Watched(monkeypatch, wrong=lambda place: 0.0 if place < 900 else 1.0)
+    one.world.run(880)
+    book, classes = one.known.book(0, "greedy"), list[tuple[int, bool]]()
+    felt = book.felt
+
+    def feeling(text, kept, offered):
+        felt(text, kept, offered)
+        classes.append((book.cell(text), kept == 0))
+
+    monkeypatch.setattr(book, "felt", feeling)
+    one.world.run(980)
+    unlucky = [cell for cell, vain in classes if vain]
+    assert unlucky[0] > unlucky[2], "two rounds in vain are another class"
+    first = next(at for at, (_, vain) in enumerate(classes) if vain)
+    assert first > 50
+
+
+@pytest.mark.parametrize("tokens", [12, 40])
+def test_what_holds_for_a_texts_first_round_or_for_a_timed_one_does_not_stand(
+    monkeypatch, tokens: int
+) -> None:
+    """In a text's first round nobody who draws is asked, and plain decoding is timed for one."""
+    one = Watched(monkeypatch, wrong=lambda place: 0.0)
+    one.world.run(PAID)
+    assert one.controller._rests[1, "greedy"].pays
+    reasons = dict(one.controller.report()["none"]["reasons"])
+    texts = 30
+    for _ in range(texts):
+        one.world.run(tokens)
+    now = one.controller.report()["none"]["reasons"]
+    gone = Counter(now)
+    gone.subtract(reasons)
+    assert gone.pop(TIMED, 0) <= 3
+    # The first round of each, and no other.
+    assert sum(gone.values()) == texts, gone
+
+
+def test_drafts_reach_no_further_than_the_text_may(monkeypatch) -> None:
+    """Texts that end while a choice stands, after any number of tokens."""
+    one = Watched(monkeypatch, wrong=lambda place: 0.0)
+    one.world.run(PAID)
+    asked: list[tuple[int, int]] = []
+    propose = one.world.model.propose
+
+    def proposing(texts, depths, draws):
+        asked.append((depths[0], texts[0].remaining - 1))
+        return propose(texts, depths, draws)
+
+    monkeypatch.setattr(one.world.model, "propose", proposing)
+    for tokens in range(20, 60):
+        one.world.run(tokens)
+        assert len(one.world.done[0].token_ids) == tokens
+    assert asked and all(depth <= most for depth, most in asked)
+    assert any(depth == most for depth, most in asked)
+
+
+def test_a_text_that_ends_takes_what_stands_along(monkeypatch) -> None:
+    one = Watched(monkeypatch)
+    one.world.run(PAID)
+    assert one.controller._standing is None and not one.controller._over
+    report = one.controller.report()
+    assert sum(own["rounds"] for own in report.values()) == one.known.now
+    assert report["draft"]["reasons"][MOST] > 50
+
+
+def alone(monkeypatch, drafter: Controller, rule: str, count: int) -> float:
+    """How far from the target's law texts are, one at a time, of whose rounds many stand."""
+    monkeypatch.setattr(Rest, "pays", property(lambda _: True, lambda *_: None), raising=False)
+    # As there: every stage takes one second, so that drafts cost little.
+    count_s = itertools.count()
+    clock = SimpleNamespace(perf_counter=lambda: float(next(count_s)))
+    monkeypatch.setattr("outrider.engine.laps.time", clock)
+    stood, again = [0], Controller._again
+
+    def counted(self, *given):
+        stood[0] += 1
+        return again(self, *given)
+
+    monkeypatch.setattr(Controller, "_again", counted)
+    engine = Engine(ProtocolTarget(TARGET), drafter, Emitter(None), max_texts=1)
+    requests = Requests(engine, depth=3, end_tokens=frozenset())
+    asked = [
+        Request(PREFIX, SamplingParams(seed=seed, max_tokens=LENGTH), rule=rule)
+        for seed in range(count)
+    ]
+    made = Counter(one.token_ids for one in requests.complete(asked))
+    report = drafter.report()
+    rounds = sum(one["rounds"] for one in report.values())
+    drafted = sum(one["rounds"] for name, one in report.items() if "draft" in name)
+    assert stood[0] > rounds / 8 and drafted > rounds / 4, (stood, report)
+    return chi_square(made, TARGET)
+
+
+@pytest.mark.filterwarnings("ignore:rule=:outrider.errors.OutriderWarning")
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_the_law_is_the_targets_where_choices_stand(monkeypatch, rule: str) -> None:
+    assert alone(monkeypatch, chosen(TARGET, 0.6), rule, 600) < 4.5
+
+
+@pytest.mark.filterwarnings("ignore:rule=:outrider.errors.OutriderWarning")
+def test_a_choice_that_stands_by_the_token_just_drawn_is_found(monkeypatch) -> None:
+    wrong = Dropper([ModelDrafter(ProtocolTarget(blurred(TARGET, 3, 0.6)))])
+    assert alone(monkeypatch, wrong, "token", 1500) > 8
+
+
+def test_what_waits_to_be_compared_ends_what_stands(monkeypatch) -> None:
+    """Offers that were not taken are compared while a choice stands, and then it is found anew."""
+    one = Watched(monkeypatch, more=[Seldom("seldom", right=0)])
+    compare, ended = one.known.compare, list[bool]()
+
+    def comparing(text, state, part):
+        before = one.known.noted
+        compare(text, state, part)
+        if one.controller._standing is not None and one.known.noted != before:
+            ended.append(True)
+
+    monkeypatch.setattr(one.known, "compare", comparing)
+    one.world.run(**LONG)
+    numbers = Counter(one.chosen)
+    assert ended and max(numbers.values()) == 1
