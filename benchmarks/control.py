@@ -49,6 +49,9 @@ SMALL, TOGETHER = 8, 2
 round, and what several texts may gain or lose is little beside it."""
 SETTLED = 50
 """Rounds after a change within which it is to be followed."""
+FOLLOWERS = 4
+"""Controllers that go through the changes, one after another: at temperature 1.5 everybody's texts
+are others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,79 +200,96 @@ def compared(load: Workload, options: argparse.Namespace, tick: Callable[[str], 
     gc.freeze()
     fresh = (lambda: pair.auto(load.batch)) if load.cold else None
     try:
-        return in_turn(load, options, everyone, groups[:-1], tick, fresh)
+        runs = Runs(load, list(everyone))
+        runs.add(options, everyone, groups[:-1], tick, fresh)
+        return runs.row()
     finally:
         gc.unfreeze()
 
 
-def in_turn(
-    load: Workload,
-    options: argparse.Namespace,
-    everyone: dict[str, LLM],
-    groups: Sequence[list[list[int]]],
-    tick: Callable[[str], None],
-    fresh: Callable[[], LLM] | None = None,
-) -> Row:
-    """Every group of prompts by everybody before the next, every other time backwards.
+class Runs:
+    """What everybody took and made on one load, group of prompts by group.
 
-    `fresh` makes the controller that each group begins with, where it is to have seen nothing.
+    Args:
+        load: what is measured.
+        ways: everybody, by name.
     """
-    start_load = os.getloadavg()[0]
-    tokens = options.tokens or load.num_tokens
-    ways = list(everyone)
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    made = dict.fromkeys(ways, 0)
-    first: list[float] = []
-    chosen: Counter[str] = Counter()
-    for i, group in enumerate(groups):
-        params = params_of(load, i, tokens)
-        for which in order(len(ways), i, False):
-            name = ways[which]
-            tick(f"{load.name}: {name}")
-            if name == AUTO and fresh is not None:
-                everyone[AUTO] = fresh()
-            before = rounds_of(everyone[AUTO])
-            gc.collect()
-            spent, new = timed(everyone[name], group, params)
-            seconds[name].append(spent)
-            made[name] += new
-            chosen += rounds_of(everyone[AUTO]) - before
-        if load.batch == 1 and i < 3:
-            few = SamplingParams(max_tokens=4, temperature=load.temperature, ignore_eos=True)
-            slow = first_s(everyone[PLAIN], group[0], few)
-            first.append(first_s(everyone[AUTO], group[0], few) / slow)
-    best = min((name for name in ways if name != AUTO), key=lambda name: sum(seconds[name]))
-    return Row(
-        load.name,
-        over(seconds[PLAIN], seconds[AUTO]),
-        over(seconds[best], seconds[AUTO]),
-        best,
-        {name: made[name] / sum(seconds[name]) for name in ways},
-        dict(chosen),
-        sorted(first)[len(first) // 2] if first else 1.0,
-        start_load,
-    )
+
+    def __init__(self, load: Workload, ways: Sequence[str]) -> None:
+        self._load, self._start_load = load, os.getloadavg()[0]
+        self._seconds: dict[str, list[float]] = {name: [] for name in ways}
+        self._made = dict.fromkeys(ways, 0)
+        self._first: list[float] = []
+        self._chosen: Counter[str] = Counter()
+
+    def add(
+        self,
+        options: argparse.Namespace,
+        everyone: dict[str, LLM],
+        groups: Sequence[list[list[int]]],
+        tick: Callable[[str], None],
+        fresh: Callable[[], LLM] | None = None,
+    ) -> None:
+        """Every group of prompts by everybody before the next, every other time backwards.
+
+        `fresh` makes the controller that each group begins with, where it is to have seen nothing.
+        """
+        load, ways = self._load, list(everyone)
+        for group in groups:
+            i = len(self._seconds[PLAIN])
+            params = params_of(load, i, options.tokens or load.num_tokens)
+            for which in order(len(ways), i, False):
+                name = ways[which]
+                tick(f"{load.name}: {name}")
+                if name == AUTO and fresh is not None:
+                    everyone[AUTO] = fresh()
+                before = rounds_of(everyone[AUTO])
+                gc.collect()
+                spent, new = timed(everyone[name], group, params)
+                self._seconds[name].append(spent)
+                self._made[name] += new
+                self._chosen += rounds_of(everyone[AUTO]) - before
+            if load.batch == 1 and i < 3:
+                few = SamplingParams(max_tokens=4, temperature=load.temperature, ignore_eos=True)
+                slow = first_s(everyone[PLAIN], group[0], few)
+                self._first.append(first_s(everyone[AUTO], group[0], few) / slow)
+
+    def row(self) -> Row:
+        """What it came to."""
+        seconds, first = self._seconds, self._first
+        best = min((name for name in seconds if name != AUTO), key=lambda name: sum(seconds[name]))
+        return Row(
+            self._load.name,
+            over(seconds[PLAIN], seconds[AUTO]),
+            over(seconds[best], seconds[AUTO]),
+            best,
+            {name: made / sum(seconds[name]) for name, made in self._made.items()},
+            dict(self._chosen),
+            sorted(first)[len(first) // 2] if first else 1.0,
+            self._start_load,
+        )
 
 
 def followed(options: argparse.Namespace, tick: Callable[[str], None]) -> list[Row]:
-    """One controller through `CHANGES`; each is measured from its 50th round on."""
+    """Controllers that go through `CHANGES`; each load is measured from its 50th round on."""
     pair = Pair(CHANGES[0], options)
-    everyone = {AUTO: pair.auto(1), **pair.fixed(CHANGES[0], options.k)}
+    fixed = pair.fixed(CHANGES[0], options.k)
     few = min(SETTLED // 3, options.warm)
-    rows: list[Row] = []
-    for place, load in enumerate(CHANGES):
-        groups = prompts_of(load, pair.tokenizer, 2 * options.groups)
-        for name, llm in everyone.items():
-            if name != AUTO and not place:
-                timed(llm, groups[-1], params_of(load, 0, few))
-        began = rounds_of(everyone[AUTO]).total()
-        for group in groups[options.groups :] * SETTLED:
-            if rounds_of(everyone[AUTO]).total() - began + few > SETTLED:
-                break
-            tick(f"{load.name}: the first rounds")
-            timed(everyone[AUTO], group, params_of(load, 0, few))
-        rows.append(in_turn(load, options, everyone, groups[: options.groups], tick))
-    return rows
+    groups = [prompts_of(load, pair.tokenizer, 2 * options.groups) for load in CHANGES]
+    for llm in fixed.values():
+        timed(llm, groups[0][-1], params_of(CHANGES[0], 0, few))
+    runs = [Runs(load, [AUTO, *fixed]) for load in CHANGES]
+    for _ in range(1 if options.smoke else FOLLOWERS):
+        auto = pair.auto(1)
+        for load, own, run in zip(CHANGES, groups, runs, strict=True):
+            began = rounds_of(auto).total()
+            for group in own[options.groups :] * SETTLED:
+                if rounds_of(auto).total() - began + few > SETTLED:
+                    break
+                tick(f"{load.name}: the first rounds")
+                timed(auto, group, params_of(load, 0, few))
+            run.add(options, {AUTO: auto, **fixed}, own[: options.groups], tick)
+    return [run.row() for run in runs]
 
 
 def rounds_of(llm: LLM) -> Counter[str]:
