@@ -271,10 +271,9 @@ class ModelDrafter(Drafter):
         if handle is None:
             return
         drafted = self._drafted.pop(text.key, None)
-        if drafted is None and not self.model.num_staged(handle):
-            # It was not asked.
+        if drafted is None:
+            # It was not asked, and has read nothing.
             return
-        drafted = drafted or []
         above = self.model.num_staged(handle) - len(drafted)
         tokens = text.tokens[self.model.length(handle) + above : -1]
         rows = [*range(above), *(above + row for row in _path(drafted, tokens))]

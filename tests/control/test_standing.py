@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from outrider.control import Controller
+from outrider.control import Controller, plans
 from outrider.control import controller as module
 from outrider.control.chooser import MOST, TIMED
 from outrider.control.guard import Rest
@@ -98,23 +98,110 @@ def test_a_choice_stands_while_nothing_is_noted_and_luck_is_the_same(monkeypatch
     assert len(each.chosen) == each.known.now
 
 
-def test_luck_counts_at_once(monkeypatch) -> None:
-    """From place 900 on nothing is kept: what is drafted then is less long before it is noted."""
-    one = Watched(monkeypatch, wrong=lambda place: 0.0 if place < 900 else 1.0)
-    one.world.run(880)
-    book, classes = one.known.book(0, "greedy"), list[tuple[int, bool]]()
-    felt = book.felt
+def test_another_luck_is_chosen_for_anew_though_nothing_is_noted(monkeypatch) -> None:
+    """Of rounds noted together each class of luck with the drafter was weighed, and few others."""
+    one = Watched(monkeypatch, wrong=lambda place: 0.5)
+    one.world.run(PAID)
+    book, drawn = one.known.book(0, "greedy"), plans.drawn
+    weighed, classes = Counter[int](), dict[int, set[int]]()
+    monkeypatch.setattr(
+        plans, "drawn", lambda *given: weighed.update([one.known.noted]) or drawn(*given)
+    )
+    made = one.controller._drafted
+
+    def drafted(current, draws):
+        (text,) = current.view.texts
+        if one.controller._standing is not None:
+            classes.setdefault(one.known.noted, set()).add(book.cell(text.key))
+        return made(current, draws)
+
+    monkeypatch.setattr(one.controller, "_drafted", drafted)
+    one.world.run(**LONG)
+    assert sum(len(own) > 1 for own in classes.values()) > 10
+    # In a text's first round nobody is weighed who draws.
+    late = {noted: own for noted, own in classes.items() if noted != min(classes)}
+    assert all(weighed[noted] >= len(own) for noted, own in late.items())
+
+
+def test_luck_counts_at_once_and_once(monkeypatch) -> None:
+    one = Watched(monkeypatch, wrong=lambda place: 0.5)
+    one.world.run(PAID)
+    book, timed = one.known.book(0, "greedy"), one.controller.timed
+    felt, feel = [0], book.felt
+    counted, changed = list[bool](), list[bool]()
 
     def feeling(text, kept, offered):
-        felt(text, kept, offered)
-        classes.append((book.cell(text), kept == 0))
+        felt[0] += 1
+        feel(text, kept, offered)
+
+    def ended(texts, times):
+        done, before, luck = one.controller._round, felt[0], dict(book._luck)
+        timed(texts, times)
+        served = done is not None and done.served == [0]
+        counted.append(felt[0] == before + served)
+        if served and one.controller._over:
+            changed.append(book._luck != luck)
 
     monkeypatch.setattr(book, "felt", feeling)
-    one.world.run(980)
-    unlucky = [cell for cell, vain in classes if vain]
-    assert unlucky[0] > unlucky[2], "two rounds in vain are another class"
-    first = next(at for at, (_, vain) in enumerate(classes) if vain)
-    assert first > 50
+    monkeypatch.setattr(one.controller, "timed", ended)
+    one.world.run(**LONG)
+    assert all(counted) and all(changed) and len(changed) > 100
+
+
+def test_an_offer_is_taken_though_a_choice_without_one_stands(monkeypatch) -> None:
+    """The draft model is of no use, and the look-up is right now and then."""
+    known = Seldom("seldom", right=6)
+    one = Watched(monkeypatch, wrong=lambda place: 0.9, more=[known])
+    one.world.run(PAID)
+    before, said = one.controller.report()["seldom"]["rounds"], [0]
+    chains = known.chains
+
+    def saying(texts, depths):
+        found = chains(texts, depths)
+        said[0] += any(found)
+        return found
+
+    monkeypatch.setattr(known, "chains", saying)
+    one.world.run(**LONG)
+    taken = one.controller.report()["seldom"]["rounds"] - before
+    assert said[0] > 50 and taken > 0.9 * said[0]
+
+
+def test_a_plain_round_that_is_timed_while_a_choice_stands_is_one(monkeypatch) -> None:
+    one = Watched(monkeypatch, wrong=lambda place: 0.5)
+    one.world.run(PAID)
+    due, told = one.known.plain_due, [0]
+
+    def now_and_then(texts, context):
+        standing = one.controller._standing is not None and one.known.now % 3 == 0
+        found = due(texts, context) or standing
+        told[0] += found
+        return found
+
+    before = one.controller.report()["none"]["reasons"][TIMED]
+    monkeypatch.setattr(one.known, "plain_due", now_and_then)
+    one.world.run(**LONG)
+    timed = one.controller.report()["none"]["reasons"][TIMED] - before
+    assert told[0] > 20 and timed == told[0]
+
+
+def test_rounds_are_noted_under_their_own_numbers_however_late(monkeypatch) -> None:
+    """Other texts' rounds come between a text's last one and its end."""
+    one = Watched(monkeypatch)
+    one.world.run(PAID)
+    close, same = one.controller.close, list[bool]()
+
+    def late(text):
+        one.known.now += 7
+        waiting, now = bool(one.controller._over), one.known.now
+        close(text)
+        if waiting:
+            same.append(one.known.now == now)
+
+    monkeypatch.setattr(one.controller, "close", late)
+    for tokens in range(40, 60):
+        one.world.run(tokens)
+    assert all(same) and len(same) > 10
 
 
 @pytest.mark.parametrize("tokens", [12, 40])
@@ -149,11 +236,18 @@ def test_drafts_reach_no_further_than_the_text_may(monkeypatch) -> None:
         return propose(texts, depths, draws)
 
     monkeypatch.setattr(one.world.model, "propose", proposing)
+    made, planned = one.controller._drafted, list[bool]()
+
+    def drafted(current, draws):
+        planned.append(current.plan.depth <= current.view.caps[0])
+        return made(current, draws)
+
+    monkeypatch.setattr(one.controller, "_drafted", drafted)
     for tokens in range(20, 60):
         one.world.run(tokens)
         assert len(one.world.done[0].token_ids) == tokens
     assert asked and all(depth <= most for depth, most in asked)
-    assert any(depth == most for depth, most in asked)
+    assert any(depth == most for depth, most in asked) and all(planned)
 
 
 def test_a_text_that_ends_takes_what_stands_along(monkeypatch) -> None:
