@@ -376,10 +376,10 @@ def watched(controller: Controller) -> tuple[list[float], list[float], list[int]
     spent: list[float] = []
     inside: list[float] = []
     rounds = [0]
-    for name in ("propose", "commit", "timed"):
+    for name in ("propose", "commit", "timed", "close"):
         clocked(controller, name, spent, rounds if name == "propose" else None)
     for drafter in controller.drafters:
-        for name in ("propose", "chains", "commit"):
+        for name in ("propose", "chains", "commit", "close"):
             clocked(drafter, name, inside)
     return spent, inside, rounds
 

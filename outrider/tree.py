@@ -310,8 +310,8 @@ def best_first(values: Sequence[float], parents: Sequence[int], num_nodes: int) 
 
 @lru_cache(maxsize=256)
 def _along(depth: int) -> Int64[Tensor, " K"]:
-    """Parents of a chain's nodes; nobody writes to them."""
-    return torch.arange(depth)
+    """Parents of a chain's nodes on the host; nobody writes to them."""
+    return torch.arange(depth, device="cpu")
 
 
 def _depth(parents: Sequence[int]) -> int:

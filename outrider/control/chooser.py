@@ -82,6 +82,9 @@ class Chooser:
         drafters: the alternatives.
         known: what rounds have taught.
         settings: bounds of the choice.
+
+    Attributes:
+        at_work: the drafter that was chosen last, None for nobody and for look-ups.
     """
 
     def __init__(
@@ -95,7 +98,7 @@ class Chooser:
         self._fallback = next(
             (arm for arm, one in enumerate(drafters) if one.name == settings.fallback), None
         )
-        self._at_work: int | None = None
+        self.at_work: int | None = None
         self._plans: dict[int, _Weighed] = {}
 
     def choose(self, view: View) -> Choice:
@@ -114,18 +117,22 @@ class Chooser:
             if counted > due:
                 best, why, due = one, MOST, counted
         for one in found:
-            at_work = one.arm is not None and one.arm == self._at_work != best.arm
+            at_work = one.arm is not None and one.arm == self.at_work != best.arm
             if at_work and due < HYSTERESIS * one.counted_tok_s(len(view.texts), view.uneven):
                 best, why = one, HELD
         if why == PLAIN and self._fallback is not None:
             for one in found:
                 if one.arm == (None if self._fallback in self._certain else self._fallback):
                     best, why = one, FALLBACK
-        self._at_work = best.arm
+        self.at_work = best.arm
         sample = self._sample(view, times, found, best, due) if view.clean else None
         # In a text's first round nobody who draws is asked.
         lasts = all(state.rounds for state in view.states)
         return Choice(best, why, lasts=lasts) if sample is None else sample
+
+    def forget(self) -> None:
+        """Texts have changed: nothing is taken for found."""
+        self._plans.clear()
 
     def serves(self, arm: int, rule: str) -> bool:
         """Whether enough of a drafter's tokens was kept lately; the fallback is not asked."""
@@ -156,11 +163,16 @@ class Chooser:
         luck = self._known.book(arm, view.rule).cells(view.texts)
         if known is not None and known.holds(now, heard, view):
             alike = view.trees is None and known.noted == noted and known.luck == luck
-            if alike or arm != self._at_work:
+            if alike or arm != self.at_work:
                 return known.plan
-        if arm != self._at_work:
-            idle = 1 if known is None else min(now - known.at, WEIGH_AGAIN)
+        if arm != self.at_work:
+            # A choice for one text stands twice as long at most.
+            most = WEIGH_AGAIN if len(view.texts) > 1 else 2 * WEIGH_AGAIN
+            idle = 1 if known is None else min(now - known.at, most)
         plan = self._best_of(arm, view, times, idle)
+        if idle:
+            # It was forgotten a little of it.
+            luck = self._known.book(arm, view.rule).cells(view.texts)
         if not view.prompt_rows:
             self._plans[arm] = _Weighed(
                 plan, now, heard, noted, luck, times, view.texts, view.caps, bool(view.lefts)

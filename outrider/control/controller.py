@@ -200,7 +200,9 @@ class Controller(SeveralDrafters):
         if standing is not None:
             if self._stands(standing, texts):
                 return self._drafted(self._again(standing, depths[0], draws), draws)
+            # Other texts, or something was noted.
             self._standing = None
+            self._note_asked()
         quiet = self._quiets.get(id(texts))
         if quiet is not None and quiet.rest.holds(self._known.now):
             self._resting, self._reads, self._round = True, False, None
@@ -250,12 +252,14 @@ class Controller(SeveralDrafters):
         view, cap = standing.view, min(depth, self.settings.max_depth)
         view.caps = [cap]
         view.offers = self._offers(view.texts, view.states, view.caps, draws)
-        key = self._key(standing)
-        choice = standing.chosen.get(key)
+        choice = standing.chosen.get(self._key(standing))
         if choice is None or choice.plan.depth > cap:
             choice = self._chosen(view)
             if choice.lasts:
-                standing.chosen[key] = choice
+                # Weighing those who stand idle has changed the text's luck with them.
+                standing.chosen[self._key(standing)] = choice
+        else:
+            self._chooser.at_work = choice.plan.arm
         return Round.of(view, choice)
 
     @staticmethod
@@ -289,9 +293,9 @@ class Controller(SeveralDrafters):
             for state in view.states:
                 state.rounds += 1
             self._over.append((self._known.now, done, times))
-            # Of a sample, and where it may be better not to ask, at once.
-            sample = done.choice.stake is not None
-            if self._standing is None or sample or len(self._over) >= NOTED_TOGETHER:
+            # What was chosen for this round alone, and where it may be better not to ask, at once.
+            waits = self._standing is not None and done.choice.lasts
+            if not waits or len(self._over) >= NOTED_TOGETHER:
                 self._note_asked()
             else:
                 self._known.felt(done)
@@ -316,15 +320,19 @@ class Controller(SeveralDrafters):
         if not rounds:
             return
         started, now, self._over = self._clock(), known.now, []
-        for known.now, done, times in rounds:
-            found = known.over(done, times)
-            if found is not None:
-                saved_s, spent_s = found
-                # What is noted of a round takes time as asking does; of the last one that is known.
-                noting_s, num = min(self._noting_s, spent_s), len(done.view.texts)
-                rest = self._rests[num.bit_length(), done.view.rule]
-                rest.saw(known.now, num, saved_s - noting_s, spent_s + noting_s)
-        known.now = now
+        try:
+            for known.now, done, times in rounds:
+                found = known.over(done, times)
+                if found is not None:
+                    saved_s, spent_s = found
+                    # What is noted of a round takes time as asking does; of the last one that is
+                    # known.
+                    noting_s, num = min(self._noting_s, spent_s), len(done.view.texts)
+                    rest = self._rests[num.bit_length(), done.view.rule]
+                    last = done is rounds[-1][1]
+                    rest.saw(known.now, num, saved_s - noting_s, spent_s + noting_s, last=last)
+        finally:
+            known.now = now
         self._noting_s = (self._clock() - started) / len(rounds)
 
     def _note(self, quiet: _Quiet) -> None:
@@ -348,12 +356,15 @@ class Controller(SeveralDrafters):
     def close(self, text: Sequence) -> None:
         """Forgets the text."""
         self._standing = None
-        self._note_asked()
-        self._wake(everybody=True)
-        if self._states.pop(text.key, None) is not None:
-            self._known.close(text)
-        self._reading.pop(text.key, None)
-        super().close(text)
+        try:
+            self._note_asked()
+            self._wake(everybody=True)
+        finally:
+            self._chooser.forget()
+            if self._states.pop(text.key, None) is not None:
+                self._known.close(text)
+            self._reading.pop(text.key, None)
+            super().close(text)
 
     def _state(self, text: Sequence) -> State:
         found = self._states.get(text.key)
@@ -560,8 +571,8 @@ class Controller(SeveralDrafters):
     def _stop(self, view: View, plan: Plan) -> Stop | None:
         """How likely a chain must be kept whole for the drafter to go on: as the next level costs.
 
-        The token that stops the draft stays in it. None where that ends no draft: of trees, of
-        samples, of rules under which a draft that ends by its own law would bend the text's.
+        The token that stops the draft stays in it. Chains alone are ended so, of greedy texts, and
+        no samples.
         """
         arm = plan.arm
         if arm is None or not plan.depth or view.times is None:

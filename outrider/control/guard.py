@@ -152,8 +152,13 @@ class Rest:
         """Whether asking has come to nothing for so long that a new text is hardly another one."""
         return self._last >= DEEP
 
-    def saw(self, now: int, texts: int, saved_s: float, spent_s: float) -> None:
-        """Round `now`, of so many texts, was not left out; it saved so much of so much time."""
+    def saw(
+        self, now: int, texts: int, saved_s: float, spent_s: float, *, last: bool = True
+    ) -> None:
+        """Round `now`, of so many texts, was not left out; it saved so much of so much time.
+
+        No rest begins behind one that is not the last of those noted together.
+        """
         self._saved_s += REST_STEP * (saved_s - self._saved_s)
         self._spent_s += REST_STEP * (spent_s - self._spent_s)
         self._asked += min(texts, ASKED_TEXTS)
@@ -161,6 +166,8 @@ class Rest:
         lost = -self._saved_s / max(self._spent_s, 1e-9)
         longest = min(LONGEST_REST, int(lost / WORTH))
         self.pays = longest < 1 and self._asked >= ASKED
+        if not last:
+            return
         if longest < 1:
             self._length = 1
             self._last = self._on = 0

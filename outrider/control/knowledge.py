@@ -210,12 +210,14 @@ class Knowledge:
 
     def read_ahead(self, arm: int, tokens: int, seconds: float) -> None:
         """A drafter has read so many tokens of a text, in no round."""
+        self.noted += 1
         self._drafts[arm].saw_prompt(tokens, seconds, self.now)
 
     def _drafted(self, done: Round) -> None:
         """A drafter that draws was at work."""
         arm, times, seconds = done.plan.arm, done.view.times, done.drawn_s
-        num = done.served.count(arm)
+        own = zip(done.served, done.taken, strict=True)
+        num = sum(served == arm and not taken for served, taken in own)
         if arm is None or times is None or not num or not done.levels:
             return
         trees, live = done.plan.trees, self._drafts[arm]

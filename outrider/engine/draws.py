@@ -311,11 +311,11 @@ def _padded(tokens: Sequenced[Sequenced[int]]) -> tuple[Tensor, Tensor]:
     lengths = tuple([len(chain) for chain in tokens])
     depth = max(lengths, default=0)
     rows = [[*chain, *[0] * (depth - len(chain))] for chain in tokens]
-    tokens_BK = torch.tensor(rows, dtype=torch.int64)
+    tokens_BK = torch.tensor(rows, dtype=torch.int64, device="cpu")
     return _counts(lengths), tokens_BK if depth else tokens_BK.reshape(len(rows), 0)
 
 
 @lru_cache(maxsize=256)
 def _counts(lengths: tuple[int, ...]) -> Tensor:
     """Lengths `[B]`, which all drafts of these lengths share."""
-    return torch.tensor(lengths, dtype=torch.int64)
+    return torch.tensor(lengths, dtype=torch.int64, device="cpu")

@@ -226,6 +226,7 @@ def test_who_stands_idle_is_weighed_anew_every_few_rounds_or_when_something_has_
     rounds: list[int] = []
     monkeypatch.setattr(plans, "drawn", lambda *given: rounds.append(known.now) or drawn(*given))
     monkeypatch.setattr("outrider.control.guard.ASKED", 10**9)
+    monkeypatch.setattr(chooser, "forget", lambda: None)
     world.run(400)
     began, before = known.now, len(rounds)
     heard = sum(one["rounds"] for name, one in world.controller.report().items() if name == "draft")

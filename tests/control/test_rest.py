@@ -650,3 +650,17 @@ def test_what_a_sample_was_to_lose_is_another_for_other_texts() -> None:
     text = Sequence(0, Request((1, 2), SamplingParams()), 0, "greedy", 16, 9, frozenset(), [1, 2])
     known.close(text)
     assert not known.too_dear(None, 1)
+
+
+def test_rounds_noted_together_begin_one_rest() -> None:
+    """It has one round, as behind a single one; their ledger is the same."""
+    together, single = Rest(), Rest()
+    for now in range(1, 101):
+        for rest in (together, single):
+            rest.saw(now, 1, 0.5, 1.0)
+    for now in range(101, 200):
+        together.saw(now, 1, -1.0, 1.0, last=False)
+        assert not together.holds(now + 1)
+    assert not together.pays
+    together.saw(200, 1, -1.0, 1.0)
+    assert together.holds(201) and not together.holds(202)
