@@ -18,7 +18,8 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -195,14 +196,23 @@ def compared(load: Workload, options: argparse.Namespace, tick: Callable[[str], 
     warm = params_of(load, 0, min(options.tokens or load.num_tokens, options.warm))
     for llm in everyone.values():
         timed(llm, groups[-1], warm)
-    # What is there by now is not looked at again, and nobody pays for another's garbage.
-    gc.collect()
-    gc.freeze()
     fresh = (lambda: pair.auto(load.batch)) if load.cold else None
-    try:
+    with swept():
         runs = Runs(load, list(everyone))
         runs.add(options, everyone, groups[:-1], tick, fresh)
         return runs.row()
+
+
+@contextmanager
+def swept() -> Iterator[None]:
+    """A time in which what is there by now is not looked at again for garbage.
+
+    A collection of all of it takes as long as a hundred rounds, and may fall into any call.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
     finally:
         gc.unfreeze()
 
@@ -314,14 +324,12 @@ def overhead(options: argparse.Namespace) -> list[dict[str, float]]:
         params = SamplingParams(temperature=0.0, max_tokens=options.warm)
         first, *groups = prompts_of(load, pair.tokenizer, 12)
         llm.generate(first, params)
-        # A collection of all garbage may fall into any call, and takes as long as a hundred rounds.
-        gc.collect()
-        gc.freeze()
         seen_s, beside_s = clock_s()
         spent, inside, rounds = watched(controller)
         before, rested = rows_of(llm), rests_of(controller)
-        for group in groups:
-            llm.generate(group, params)
+        with swept():
+            for group in groups:
+                llm.generate(group, params)
         rows, rested = rows_of(llm) - before, rests_of(controller) - rested
         own = sum(spent) - len(spent) * seen_s - sum(inside) - len(inside) * beside_s
         found.append(
@@ -334,7 +342,6 @@ def overhead(options: argparse.Namespace) -> list[dict[str, float]]:
                 "allowed_us": 50 + 2 * rows / rounds[0],
             }
         )
-        gc.unfreeze()
     return found
 
 
