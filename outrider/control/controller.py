@@ -28,7 +28,7 @@ from outrider.control.settings import ControlSettings
 from outrider.control.sizes import Grown
 from outrider.decoding import Draft
 from outrider.drafters.base import Drafter, RoundDraws
-from outrider.drafters.combined import Parts, SeveralDrafters
+from outrider.drafters.combined import Parts, SeveralDrafters, named
 from outrider.drafters.stop import Stop
 from outrider.errors import InvalidConfig
 from outrider.sequence import Sequence
@@ -493,7 +493,7 @@ class Controller(SeveralDrafters):
             current.view.states[b].pending.pop(offer.arm, None)
         draft, arm = draws.points(tokens), taken[0][1].arm
         if all(offer.arm == arm and offer.parts is None for _, offer, _ in taken):
-            return self._named(draft, arm)
+            return named(draft, self._first[arm])
         part_BN = torch.zeros_like(draft.tree.tokens_BN)
         for b, offer, length in taken:
             parts = torch.tensor((offer.parts or [0] * length)[:length])
@@ -557,16 +557,7 @@ class Controller(SeveralDrafters):
             current.grown = Grown(draft, starts)
         elif draft.worth_BN is not None:
             current.worths = draft.worth_BN.tolist()
-        return self._named(draft, arm)
-
-    def _named(self, draft: Draft, arm: int) -> Draft:
-        """A drafter's draft, whose nodes go by their names among all."""
-        first, part_BN = self._first[arm], draft.part_BN
-        if not first:
-            return draft
-        if part_BN is None:
-            return replace(draft, part=first + draft.part)
-        return replace(draft, part_BN=part_BN + first)
+        return named(draft, self._first[arm])
 
     def _stop(self, view: View, plan: Plan) -> Stop | None:
         """How likely a chain must be kept whole for the drafter to go on: as the next level costs.

@@ -8,7 +8,7 @@ that laws stay what they are said to be.
 from __future__ import annotations
 
 from collections.abc import Sequence as Sequenced
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -193,7 +193,13 @@ class CombinedDrafter(SeveralDrafters):
                     chosen[b], lengths[b] = len(drafts), count
                     left[b] = left[b] if drafter.certain and count < left[b] else 0
             drafts.append(draft)
-        return Parts(drafts, self.first_names(order[: len(drafts)])).side_by_side(chosen)
+        firsts = self.first_names(order[: len(drafts)])
+        serving = {which for which in chosen if which is not None}
+        if len(serving) > 1:
+            return Parts(drafts, firsts).side_by_side(chosen)
+        # One alone says something, or nobody: its draft is all there is.
+        (which,) = serving or {0}
+        return named(drafts[which], firsts[which])
 
     def unread(self, text: Sequence) -> int:
         """What the one with the most to read has left."""
@@ -203,6 +209,15 @@ class CombinedDrafter(SeveralDrafters):
         """Each reads as many tokens."""
         for drafter in self.drafters:
             drafter.read(text, rows)
+
+
+def named(draft: Draft, first: int) -> Draft:
+    """A part's draft as one of the whole's, among whose names its own begin at `first`."""
+    if not first:
+        return draft
+    if draft.part_BN is None:
+        return replace(draft, part=first + draft.part)
+    return replace(draft, part_BN=draft.part_BN + first)
 
 
 class Parts:

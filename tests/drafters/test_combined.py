@@ -90,6 +90,21 @@ def test_where_the_drawing_one_has_nothing_the_certain_chain_stays() -> None:
     assert nothing.tree.num_nodes == 0
 
 
+def test_where_one_alone_says_something_its_draft_is_handed_on_under_its_name() -> None:
+    certain, drawn = Says([], []), Draws1([4, 5], [])
+    both, texts = CombinedDrafter([certain, drawn]), [text([1], i) for i in range(2)]
+    draft = both.propose(texts, [2, 2], Draws())
+    assert chains(draft) == [[4, 5], []] and draft.kinds == {Kind.IID}
+    assert draft.parts().tolist() == [[1, 1], [1, 1]] or draft.part == 1
+    own = drawn.propose(texts, [2, 2], Draws())
+    assert draft.law is not None and own.law is not None
+    assert torch.equal(draft.law.probs, own.law.probs)
+    assert torch.equal(draft.law_rows(), own.law_rows())
+    # Of a combination within: its own names follow those of the ones before.
+    whole = CombinedDrafter([Says([], []), both])
+    assert whole.propose(texts, [2, 2], Draws()).parts()[0].tolist() == [2, 2]
+
+
 def test_a_tree_has_all_paths_the_drawn_one_first() -> None:
     certain, other = Says([1, 2, 3]), Says([1, 4])
     both = CombinedDrafter([certain, Draws1([5, 6]), other])
