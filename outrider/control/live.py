@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from itertools import accumulate, combinations
+from itertools import accumulate, combinations, islice, repeat
 from statistics import median
 
 from outrider.control.costs import Costs
@@ -301,12 +301,17 @@ class LiveRounds:
 def _through(points: list[tuple[int, float]], rows: int) -> list[float]:
     """Straight lines through the points, level before the first, and never down; up to `rows`."""
     place, height = points[0]
-    drawn = [height] * (place + 1)
+    drawn, top = [height] * (place + 1), height
     for far, end in points[1:]:
-        step = (end - height) / (far - place)
-        drawn += [height + step * i for i in range(1, far - place + 1)]
+        num, step = far - place, (end - height) / (far - place)
+        if end <= top:
+            drawn += [top] * num
+        else:
+            line = islice(accumulate(repeat(step, num), initial=height), 1, None)
+            drawn += line if height >= top else [max(top, found) for found in line]
+            top = end
         place, height = far, end
-    return list(accumulate(drawn[: rows + 1], max))
+    return drawn[: rows + 1]
 
 
 class _Line:

@@ -199,7 +199,11 @@ class CombinedDrafter(SeveralDrafters):
             return Parts(drafts, firsts).side_by_side(chosen)
         # One alone says something, or nobody: its draft is all there is.
         (which,) = serving or {0}
-        return named(drafts[which], firsts[which])
+        draft = drafts[which]
+        if draft.worth_BN is not None:
+            # Nobody stops the whole, so nothing is to be learned of when to.
+            draft = replace(draft, worth_BN=None)
+        return named(draft, firsts[which])
 
     def unread(self, text: Sequence) -> int:
         """What the one with the most to read has left."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from outrider.control.knowledge import Knowledge
-from outrider.control.live import AGE, AT_LAST, EVERY, LiveRounds
+from outrider.control.live import AGE, AT_LAST, EVERY, LiveRounds, _through
 from outrider.control.plans import LEAST, Class, Drawing, Times, certain, drawn
 from outrider.drafters import NgramDrafter
 
@@ -116,6 +116,23 @@ def test_a_first_level_of_trees_is_priced_though_no_row_of_it_was_timed() -> Non
     slope = times.target_s(8) - times.target_s(0)
     assert times.target_s(128) == pytest.approx(1.0 + 16 * slope)
     assert slope > 0.01
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_curve_goes_through_its_points_and_never_down(seed: int) -> None:
+    chance = random.Random(seed)
+    places = sorted(chance.sample(range(1, 60), chance.randint(1, 8)))
+    points = [(place, chance.random()) for place in places]
+    rows = chance.randint(0, places[-1])
+    wanted, top = list[float](), points[0][1]
+    for row in range(rows + 1):
+        before = max((p for p in points if p[0] <= row), default=points[0])
+        behind = min((p for p in points if p[0] >= row), default=points[-1])
+        width = behind[0] - before[0]
+        part = (row - before[0]) / width if width > 0 else 0.0
+        top = max(top, before[1] + part * (behind[1] - before[1]))
+        wanted.append(top)
+    assert _through(points, rows) == pytest.approx(wanted)
 
 
 def test_a_borrowed_curve_is_not_kept() -> None:

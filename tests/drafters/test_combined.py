@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -95,14 +97,30 @@ def test_where_one_alone_says_something_its_draft_is_handed_on_under_its_name() 
     both, texts = CombinedDrafter([certain, drawn]), [text([1], i) for i in range(2)]
     draft = both.propose(texts, [2, 2], Draws())
     assert chains(draft) == [[4, 5], []] and draft.kinds == {Kind.IID}
-    assert draft.parts().tolist() == [[1, 1], [1, 1]] or draft.part == 1
+    assert draft.parts()[0].tolist() == [1, 1]
     own = drawn.propose(texts, [2, 2], Draws())
     assert draft.law is not None and own.law is not None
     assert torch.equal(draft.law.probs, own.law.probs)
     assert torch.equal(draft.law_rows(), own.law_rows())
+    certain.chains = [[3], []]
+    draft = both.propose(texts, [1, 1], Draws())
+    assert chains(draft) == [[3], []] and draft.law is None and draft.parts()[0].tolist() == [0]
+    certain.chains = [[], []]
     # Of a combination within: its own names follow those of the ones before.
     whole = CombinedDrafter([Says([], []), both])
     assert whole.propose(texts, [2, 2], Draws()).parts()[0].tolist() == [2, 2]
+
+
+def test_what_a_part_thinks_of_its_tokens_is_its_own() -> None:
+    """By that a controller would learn when to stop a draft, and it cannot stop a combination."""
+
+    class Sure(Draws1):
+        def propose(self, texts, depths, draws) -> Draft:
+            draft = super().propose(texts, depths, draws)
+            return replace(draft, worth_BN=torch.ones(draft.tree.tokens_BN.shape).double())
+
+    both = CombinedDrafter([Says([]), Sure([4, 5])])
+    assert both.propose([text([1])], [2], Draws()).worth_BN is None
 
 
 def test_a_tree_has_all_paths_the_drawn_one_first() -> None:
