@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from itertools import accumulate, combinations, islice, repeat
+from itertools import accumulate, combinations, repeat
 from statistics import median
 
 from outrider.control.costs import Costs
@@ -307,8 +307,9 @@ def _through(points: list[tuple[int, float]], rows: int) -> list[float]:
         if end <= top:
             drawn += [top] * num
         else:
-            line = islice(accumulate(repeat(step, num), initial=height), 1, None)
+            line = [*accumulate(repeat(step, num - 1), initial=height)][1:]
             drawn += line if height >= top else [max(top, found) for found in line]
+            drawn.append(end)
             top = end
         place, height = far, end
     return drawn[: rows + 1]

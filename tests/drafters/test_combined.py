@@ -109,6 +109,11 @@ def test_where_one_alone_says_something_its_draft_is_handed_on_under_its_name() 
     # Of a combination within: its own names follow those of the ones before.
     whole = CombinedDrafter([Says([], []), both])
     assert whole.propose(texts, [2, 2], Draws()).parts()[0].tolist() == [2, 2]
+    # And where each of its parts serves a text.
+    certain.chains, drawn.chains = [[3], []], [[], [4, 5]]
+    draft = whole.propose(texts, [2, 2], Draws())
+    assert chains(draft) == [[3], [4, 5]]
+    assert draft.parts()[0, 0] == 1 and draft.parts()[1].tolist() == [2, 2]
 
 
 def test_what_a_part_thinks_of_its_tokens_is_its_own() -> None:
