@@ -322,7 +322,7 @@ def overhead(options: argparse.Namespace) -> list[dict[str, float]]:
         assert isinstance(controller, Controller)
         load = Workload("", "bundled", "own", "code", batch=batch)
         params = SamplingParams(temperature=0.0, max_tokens=options.warm)
-        first, *groups = prompts_of(load, pair.tokenizer, 12)
+        first, *groups = prompts_of(load, pair.tokenizer, 24)
         llm.generate(first, params)
         seen_s, beside_s = clock_s()
         spent, inside, rounds = watched(controller)

@@ -239,7 +239,7 @@ class Chooser:
                 continue
             unread = len(text.tokens) - state.read.get(arm, 0)
             if unread > usual:
-                reading += unread / known.left(text)
+                reading += unread / (view.lefts[b] if view.lefts else known.left(text))
             classes.setdefault((cell, cap), []).append(b)
         most = max(view.caps, default=0)
         return Drawing(

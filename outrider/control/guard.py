@@ -31,7 +31,8 @@ REST_STEP = 0.05
 DEEP = 16
 """Rounds of a rest that tells of new texts, too: of each fewer rounds are looked at."""
 WORTH = 0.01
-"""The share of the time that asking may lose without being worth a rest."""
+"""The share of the time that asking may lose without being worth a rest, of many texts half of it:
+a round of theirs tells more, and what is asked of each takes longer."""
 
 
 class Pace:
@@ -125,7 +126,7 @@ class Rest:
 
     The ledger of asking: of rounds that drafted what they saved, of others what asking took. Where
     it has lost, one round is left out, then two, and so on, but no more than it takes to lose
-    `WORTH` of the time; between them is one round as ever.
+    `WORTH` of the time (of many texts half of it); between them is one round as ever.
 
     Attributes:
         pays: whether asking has been worth it for long enough.
@@ -164,7 +165,8 @@ class Rest:
         self._asked += min(texts, ASKED_TEXTS)
         # A clock may be too coarse to see a round at all.
         lost = -self._saved_s / max(self._spent_s, 1e-9)
-        longest = min(LONGEST_REST, int(lost / WORTH))
+        worth = WORTH * (0.5 + 0.5 / texts)
+        longest = min(LONGEST_REST, int(lost / worth))
         self.pays = longest < 1 and self._asked >= ASKED
         if not last:
             return

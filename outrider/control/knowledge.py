@@ -153,8 +153,8 @@ class Knowledge:
             return found
         seen = max(self._live.most_rows(num_texts, context), num_texts)
         rows = min(num_texts + most, max(REACH * seen, num_texts * (1 + width))) + 2
-        plain_s = self._live.plain_s(num_texts, context)
         curve = self._live.curve(num_texts, context, rows)
+        plain_s = self._live.plain_s(num_texts, context)
         if plain_s is None or curve is None:
             return None
         # A clock may be too coarse to see a round at all.

@@ -243,7 +243,7 @@ class LiveRounds:
             return self._elsewhere(key, rows)
         known = kind.curve
         if known is None or len(known) <= rows:
-            most = max(rows, 64 if known is None else 2 * len(known))
+            most = max(rows + rows // 8, 64)
             known = kind.curve = self._drawn(kind.cells, self._measured(key), most)
         return known
 

@@ -7,7 +7,6 @@ read here is known before the round's first token is drawn.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence as Sequenced
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -76,7 +75,6 @@ class Times:
     curve: Sequenced[float]
     most: int = 1 << 30
     fixed: float = 0.5
-    _knots: list[int] | None = field(default=None, init=False, repr=False)
     _plain: Plan | None = field(default=None, init=False, repr=False)
 
     @property
@@ -86,14 +84,11 @@ class Times:
             self._plain = Plan(None, 0, self.texts / self.plain_s, self.plain_s)
         return self._plain
 
-    @property
-    def knots(self) -> list[int]:
-        """Rows at which the curve turns; it is straight between them."""
-        if self._knots is None:
-            curve, least = self.curve, 1e-9 * self.curve[-1]
-            along = enumerate(zip(curve, curve[1:], curve[2:], strict=False), start=1)
-            self._knots = [row for row, (a, b, c) in along if abs(a - 2 * b + c) > least]
-        return self._knots
+    def turns(self, first: int, end: int) -> list[int]:
+        """Rows between these two at which the curve turns; it is straight elsewhere."""
+        along, least = self.curve[first : end + 1], 1e-9 * self.curve[-1]
+        near = enumerate(zip(along, along[1:], along[2:], strict=False), start=first + 1)
+        return [row for row, (a, b, c) in near if abs(a - 2 * b + c) > least]
 
     def target_s(self, drafted: float) -> float:
         """Of the target, with so many drafted rows beside the texts' own.
@@ -285,11 +280,7 @@ def certain(
         if not num or tokens + min(left, room - rows) * chance <= best_rate * seconds:
             break
         first = times.texts + rows
-        ends = [first + num]
-        if num > 1:
-            knots = times.knots
-            low = bisect_right(knots, first)
-            ends[:0] = knots[low : bisect_left(knots, first + num, low)]
+        ends = [*times.turns(first, first + num), first + num] if num > 1 else [first + 1]
         before = tokens - first * chance
         for end in ends:
             tokens = before + end * chance
@@ -307,7 +298,10 @@ def certain(
         best_rows -= len(members)
     plan = Plan(None, max(lengths), best_rate, best_s, tuple(lengths))
     if lefts:
-        taken = [own[:length] for own, length in zip(chances, lengths, strict=True)]
-        gains, squares = list(map(sum, taken)), list(map(_square, taken))
+        gains, squares = [0.0] * times.texts, [0.0] * times.texts
+        for b, length in enumerate(lengths):
+            if length:
+                taken = chances[b][:length]
+                gains[b], squares[b] = sum(taken), _square(taken)
         plan.last, plan.lag, plan.ending = least_of(lefts, gains, squares)
     return plan

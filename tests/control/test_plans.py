@@ -103,7 +103,7 @@ def test_the_curve_goes_on_as_it_ends() -> None:
     times = Times(2, 1.0, [0.9, 0.95, 1.0, 1.0, 1.5])
     assert [times.target_s(rows) for rows in (0, 1, 2, 3, 8)] == [1.0, 1.0, 1.5, 2.0, 4.5]
     assert times.target_s(1.5) == pytest.approx(1.25)
-    assert times.knots == [2, 3]
+    assert times.turns(0, 4) == [2, 3] and times.turns(2, 9) == [3]
 
 
 def test_a_first_level_of_trees_is_priced_though_no_row_of_it_was_timed() -> None:

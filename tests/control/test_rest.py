@@ -43,9 +43,10 @@ def test_rests_grow_and_more_texts_come_to_them_sooner(texts: int) -> None:
     assert left_out(Rest(), first + 1, texts) == [1]
     lengths = left_out(Rest(), first + 400, texts)
     assert lengths[:9] == [1, 2, 4, 8, 16, 32, LONGEST_REST, LONGEST_REST, LONGEST_REST]
-    # No more than it takes for asking to cost a hundredth of the time.
-    assert left_out(Rest(), first + 200, texts, 0.051)[:5] == [1, 2, 4, 5, 5]
-    assert left_out(Rest(), first + 200, texts, 0.009) == [0]
+    # No more than it takes for asking to cost a hundredth of the time, of many texts half of it.
+    worth = 0.01 * (0.5 + 0.5 / texts)
+    assert left_out(Rest(), first + 200, texts, 5.1 * worth)[:5] == [1, 2, 4, 5, 5]
+    assert left_out(Rest(), first + 200, texts, 0.9 * worth) == [0]
 
 
 def rested(saved: list[float], rounds: int) -> int:
