@@ -31,8 +31,7 @@ REST_STEP = 0.05
 DEEP = 16
 """Rounds of a rest that tells of new texts, too: of each fewer rounds are looked at."""
 WORTH = 0.01
-"""The share of the time that asking may lose without being worth a rest, of many texts half of it:
-a round of theirs tells more, and what is asked of each takes longer."""
+"""The share of the time that asking may lose without being worth a rest, of many texts half."""
 
 
 class Pace:
@@ -121,6 +120,14 @@ def scatter_of(mean: float, most: float, texts: int = 1) -> float:
     return max(0.0, mean * (most - mean)) / texts
 
 
+def half_of_many(share: float, texts: int) -> float:
+    """Such a share of the time with one text, and half of it with many.
+
+    A round of theirs tells more, and all of them wait for what is asked about each.
+    """
+    return share * (0.5 + 0.5 / texts)
+
+
 class Rest:
     """Rounds in which nobody is asked: where drafts save less than asking for them takes.
 
@@ -165,8 +172,7 @@ class Rest:
         self._asked += min(texts, ASKED_TEXTS)
         # A clock may be too coarse to see a round at all.
         lost = -self._saved_s / max(self._spent_s, 1e-9)
-        worth = WORTH * (0.5 + 0.5 / texts)
-        longest = min(LONGEST_REST, int(lost / worth))
+        longest = min(LONGEST_REST, int(lost / half_of_many(WORTH, texts)))
         self.pays = longest < 1 and self._asked >= ASKED
         if not last:
             return

@@ -7,7 +7,7 @@ from statistics import fmean, median_low
 
 from outrider.control.book import Book
 from outrider.control.costs import Costs
-from outrider.control.guard import SLOWEST, Guard, Pace, scatter_of
+from outrider.control.guard import SLOWEST, Guard, Pace, half_of_many, scatter_of
 from outrider.control.live import LiveDraft, LiveRounds, context_class
 from outrider.control.plans import Times, latest
 from outrider.control.rounds import FEW, Round, State, Tally, View
@@ -153,6 +153,7 @@ class Knowledge:
             return found
         seen = max(self._live.most_rows(num_texts, context), num_texts)
         rows = min(num_texts + most, max(REACH * seen, num_texts * (1 + width))) + 2
+        # Drawn to the last row first: what a plain round takes is read off it, too.
         curve = self._live.curve(num_texts, context, rows)
         plain_s = self._live.plain_s(num_texts, context)
         if plain_s is None or curve is None:
@@ -317,7 +318,7 @@ class Knowledge:
 
     def _earn(self, took_s: float, num: int) -> None:
         """What samples may lose grows by a share of the time, here of a round of so many texts."""
-        share = BUDGET * (0.5 + 0.5 / num)
+        share = half_of_many(BUDGET, num)
         most = (SAVED_UP * share + 1) * took_s
         if not self.budgets:
             self._unspent = min(self._unspent + share * took_s, most)

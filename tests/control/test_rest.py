@@ -420,6 +420,23 @@ def test_the_least_of_texts_that_are_drafted_for_alike(num: int, rate: float) ->
     assert 1 + last == pytest.approx(64 / rounds, rel=0.03)
 
 
+@pytest.mark.parametrize(
+    ("row_s", "left", "lengths"), [(0.2, 64.0, (1, 1, 0)), (0.1, 84.0, (2, 1, 0))]
+)
+def test_what_is_not_taken_of_offers_brings_no_end_nearer(row_s: float, left, lengths) -> None:
+    offers, lefts = [[0.9, 0.5, 0.06], [0.7, 0.06], [0.06]], [left, 60.0, 20.0]
+    times = Times(3, 1.0, [1.0 + row_s * max(0, row - 3) for row in range(99)])
+    found = certain(times, offers, lefts)
+    assert found is not None and tuple(found.lengths) == lengths
+    both = lengths[0] == 2
+    # One token at most has its chance for a square in the mean, of a second one 4 - 1 is more.
+    gains, squares = [1.4 if both else 0.9, 0.7, 0.0], [2.4 if both else 0.9, 0.7, 0.0]
+    last, lag, ending = least_of(lefts, gains, squares)
+    assert (found.last, found.lag) == pytest.approx((last, lag))
+    assert found.ending == ending == [0, 1]
+    assert least_of(lefts, gains, [0.0] * 3)[0] != pytest.approx(last)
+
+
 @pytest.mark.parametrize("left", [64, 48, 20])
 def test_the_least_of_texts_that_differ(left: int) -> None:
     """Four of eight gain next to nothing, and have as much to make as the others, or less."""
@@ -451,6 +468,21 @@ def test_a_sample_is_worth_what_it_gains_the_text_that_ends_last(monkeypatch) ->
         other = chooser._trial(0, view, times, [(ending + 1) % 4], times.plain, None)
         assert other.last == 0.0
         assert other.counted_tok_s(4, 0.9) < trial.counted_tok_s(4, 0.9) - 0.5
+
+
+def test_what_is_to_be_read_of_a_text_is_spread_over_its_own_tokens(monkeypatch) -> None:
+    world = World(monkeypatch)
+    known = Knowledge([world.model], None)
+    chooser, times = Chooser([world.model], known, ControlSettings()), Times(2, 1.0, [1.0] * 99)
+    params, prompts = SamplingParams(max_tokens=99, temperature=0.0), [[1] * 48, [1] * 24]
+    texts = [
+        Sequence(b, Request(tuple(prompt), params), 0, "greedy", 16, 99, frozenset(), prompt)
+        for b, prompt in enumerate(prompts)
+    ]
+    view = view_of(texts, times, [None] * 2, uneven=0.5, ending=[0])
+    found = chooser._drawing(0, view, times, None, 0)
+    token_s = known.token_s(0, found.level_s, times)
+    assert token_s > 0 and found.extra_s == pytest.approx(token_s * (48 / 96 + 24 / 24))
 
 
 def test_where_others_wait_for_their_places_it_pays_that_few_hurry_ahead(monkeypatch) -> None:
