@@ -21,6 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.arena.oracle import OracleDrafter
 from outrider import SamplingParams, SpeculativeDecoder, SpeculativeDecoderConfig
 from outrider.bench.script import command_of, exit_code, ints, parser_of, save
+from outrider.control.runs import bootstrapped
 from outrider.drafters import Drafter, ModelDrafter
 from outrider.errors import InvalidConfig
 from outrider.models.base import Rows
@@ -54,6 +55,8 @@ SMOKE = {
 VOCAB, SMOKE_VOCAB = 128_256, 256
 ROWS = (1, 8)
 CONTEXTS = (512, 8192, 32_768)
+CHAINED = 16
+"""Rows of a chain that is timed."""
 BEGUN = 16
 """Tokens of a text that are not timed."""
 
@@ -64,6 +67,7 @@ class Cell:
 
     Attributes:
         forward_ms: of a forward of so many rows, the host's part in it, medians.
+        draft_ms: of a row of the draft model in a chain, a token being chosen behind each.
         read_ms: what reading the weights and the cached tokens once takes at the read bandwidth.
         plain: tokens a second, text by text; `speculative` likewise, by draft length.
         tokens_per_round: by draft length.
@@ -84,9 +88,9 @@ class Cell:
         """A row of the table."""
         one, many = (self.forward_ms[rows] for rows in ROWS)
         plain = statistics.median(self.plain)
-        rates = {k: statistics.median(rates) for k, rates in self.speculative.items()}
+        rates = {k: statistics.harmonic_mean(rates) for k, rates in self.speculative.items()}
         best = max(rates, key=rates.__getitem__)
-        pairs = [b / a for a, b in zip(self.plain, self.speculative[best], strict=True)]
+        _, ratio = bootstrapped(self._runs(self.speculative[best]), self._runs(self.plain))
         cells = (
             self.context,
             f"{self.read_ms:.2f}",
@@ -96,9 +100,13 @@ class Cell:
             f"{plain * self.read_ms / 1e3:.0%}",
             f"{self.draft_ms / one:.3f}",
             f"{rates[best]:.0f} (k = {best}, {self.tokens_per_round[best]:.2f} a round)",
-            f"{statistics.median(pairs):.2f} ({min(pairs):.2f} to {max(pairs):.2f})",
+            f"{ratio.mean:.2f} ({ratio.low:.2f} to {ratio.high:.2f})",
         )
         return "| " + " | ".join(map(str, cells)) + " |"
+
+    def _runs(self, rates: list[float]) -> list[tuple[float, float]]:
+        """Tokens and seconds of each text."""
+        return [(1.0, 1 / rate) for rate in rates]
 
 
 HEAD = (
@@ -177,6 +185,29 @@ def forward_s(target: HuggingFaceTarget, prompt: list[int], rows: int, repeats: 
         target.close(seq)
 
 
+def chained_s(draft: HuggingFaceTarget, prompt: list[int], repeats: int) -> float:
+    """Seconds of a row of a chain, each token the likeliest of the row before."""
+    seq, rows = draft.open(len(prompt) + CHAINED), CHAINED
+    try:
+        for first in range(0, len(prompt), 2048):
+            draft.read(seq, prompt[first : first + 2048])
+
+        def run() -> None:
+            chain = draft.chain(seq, rows)
+            if chain is None:
+                draft.score(Rows((seq,), (rows,), torch.arange(rows)))
+            else:
+                token_1 = torch.zeros(1, dtype=torch.int64, device=draft.device)
+                for _ in range(rows):
+                    token_1 = chain(token_1).argmax(-1)
+                chain.stage([0] * rows)
+            draft.discard(seq)
+
+        return median_s(run, draft.device, repeats) / rows
+    finally:
+        draft.close(seq)
+
+
 def decoder(target: HuggingFaceTarget, drafter: Drafter | None, k: int) -> SpeculativeDecoder:
     """Greedy texts."""
     sampling = SamplingParams(temperature=0.0)
@@ -211,7 +242,7 @@ def measured(
         draw = torch.Generator().manual_seed(context)
         prompt = torch.randint(target.vocab_size, (context,), generator=draw).tolist()
         forwards = {n: forward_s(target, prompt, n, options.repeats) * 1e3 for n in ROWS}
-        draft_ms = forward_s(draft, prompt, 1, options.repeats) * 1e3
+        draft_ms = chained_s(draft, prompt, options.repeats) * 1e3
         # A text's corruption is drawn anew each time it is decoded, the same for all lengths.
         oracles = [
             OracleDrafter(ModelDrafter(draft), options.alpha, seed=context + at)
@@ -224,9 +255,10 @@ def measured(
         made = {k: [decoder(target, oracle, k) for oracle in oracles] for k in options.k}
         rates: list[float] = []
         speculative: dict[int, list[float]] = {k: [] for k in options.k}
-        for first, *_ in made.values():
-            rate(first, prompt, options.tokens)
-            first.reset_metrics()
+        # What is captured when it is first met is met before anything is timed.
+        for one in [one for ones in made.values() for one in ones]:
+            one.generate(prompt, BEGUN + options.tokens, seed=0)
+            one.reset_metrics()
         for at in range(options.rounds):
             rates.append(rate(plain, prompt, options.tokens))
             for k, ones in made.items():
@@ -252,10 +284,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = parser_of(__doc__)
     add = parser.add_argument
     add("--contexts", type=ints, default=CONTEXTS, help="cached tokens (512,8192,32768)")
-    add("--k", type=ints, default=(4, 5, 6), help="draft lengths (4,5,6)")
+    add("--k", type=ints, default=(6, 7), help="draft lengths (6,7)")
     add("--alpha", type=float, default=0.8, help="imposed acceptance (0.8)")
     add("--tokens", type=int, default=128, help="of a text (128)")
-    add("--rounds", type=int, default=5, help="texts of each (5)")
+    add("--rounds", type=int, default=24, help="texts of each (24)")
     add("--repeats", type=int, default=30, help="forwards timed (30)")
     options = parser.parse_args(arguments)
     return exit_code(lambda: _run(options, command_of("gpu", arguments)))
@@ -267,7 +299,7 @@ def _run(options: argparse.Namespace, command: str) -> None:
         raise InvalidConfig("no GPU is to be had here; --smoke runs on the processor")
     device = torch.device("cuda" if there else "cpu")
     if options.smoke:
-        options.contexts, options.tokens, options.rounds, options.repeats = (70,), 8, 1, 1
+        options.contexts, options.tokens, options.rounds, options.repeats = (70,), 8, 3, 1
     vocab = SMOKE_VOCAB if options.smoke else VOCAB
     room = max(options.contexts) + options.tokens + 64
     read = read_bandwidth(device, 1 << 22 if options.smoke else 1 << 31)

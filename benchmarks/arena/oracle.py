@@ -80,6 +80,10 @@ class OracleDrafter(Drafter):
         """The model keeps what it has read of the text."""
         self._model.commit(text, accepted)
 
+    def foresee(self, text: Sequence, accepted_1: Tensor, token_1: Tensor) -> None:
+        """The model runs ahead."""
+        self._model.foresee(text, accepted_1, token_1)
+
     def discard(self, text: Sequence) -> None:
         """The model forgets the round."""
         self._model.discard(text)

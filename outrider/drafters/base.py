@@ -25,7 +25,7 @@ from outrider.tree import TreeBudget
 from outrider.types import StageTimes
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +212,15 @@ class Drafter(ABC):
         A hint: who says so falsely costs a forward that is for nothing.
         """
         return False
+
+    def foresee(
+        self, text: Sequence, accepted_1: Int64[Tensor, " 1"], token_1: Int64[Tensor, " 1"]
+    ) -> None:
+        """A hint: how many drafted tokens a text, alone in its round, will keep, and what follows.
+
+        Both are where the target is, and the host has not read them. What it has run by then of the
+        next round changes nothing that the drafter says.
+        """
 
     @abstractmethod
     def propose(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Sequenced
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,6 +22,9 @@ from outrider.models.base import Chain, Rows, Target
 from outrider.models.plan import chain_ancestors
 from outrider.noise import signed
 from outrider.sequence import Sequence
+
+if TYPE_CHECKING:
+    from jaxtyping import Int64
 
 MAX_PENDING = 8
 """Tokens of a text that are read in one pass with the tree that hangs from them."""
@@ -67,6 +71,8 @@ class ModelDrafter(Drafter):
         self._handles: dict[int, int] = {}
         # What was read of each text's draft this round, in the order of the staged rows.
         self._drafted: dict[int, list[Node]] = {}
+        # The text whose chain was drawn without being read, in this round.
+        self._unread: int | None = None
         self._warned = self._asked = False
 
     def expect(self, num_prompt: int) -> None:
@@ -106,7 +112,7 @@ class ModelDrafter(Drafter):
         ]
         members = [b for b, depth in enumerate(depths) if depth > 0]
         pending = [self._pending(texts[b]) for b in members]
-        self._asked = self._asked or bool(members)
+        self._asked, self._unread = self._asked or bool(members), None
         for b in members:
             self._drafted[texts[b].key] = []
         if draws.trees is not None and self.model.scores_trees and members:
@@ -115,6 +121,10 @@ class ModelDrafter(Drafter):
         chances, least = [1.0] * len(texts), 0.0 if self._stop is None else self._stop.least
         chain: Chain | None = None
         chained = 0
+        waits = not (len(members) == 1 and self._may_wait(draws))
+        if not waits and len(pending[0]) == 1:
+            (chained,) = members
+            chain = self.model.chain(self._handles[texts[chained].key], depths[chained])
         for index in range(max(depths, default=0)):
             going = [i for i, b in enumerate(members) if depths[b] > index]
             members = [members[i] for i in going]
@@ -122,7 +132,7 @@ class ModelDrafter(Drafter):
             if not members:
                 break
             handles = [self._handles[texts[b].key] for b in members]
-            if index == 1 and len(members) == 1:
+            if index == 1 and len(members) == 1 and chain is None:
                 (chained,) = members
                 chain = self.model.chain(handles[0], depths[chained] - 1)
             if chain is None:
@@ -132,11 +142,16 @@ class ModelDrafter(Drafter):
             if index > 0:
                 for b, (token,) in zip(members, pending, strict=True):
                     self._drafted[texts[b].key].append(Node(b, token, index - 1))
-            elif len(members) == 1 and depths[members[0]] > 1 and self._may_wait(draws):
+            elif not waits and (chain is not None or depths[members[0]] > 1):
                 (chained,) = members
-                chain = self.model.chain(handles[0], depths[chained] - 1)
+                begun = [] if chain is None else pending[0]
+                chain = chain or self.model.chain(handles[0], depths[chained] - 1)
                 if chain is not None:
-                    self._draw_unread(texts, chained, depths, (logits, chain), draws)
+                    tokens = self._drawn_unread(logits, chain, chained, depths[chained], draws)
+                    read = [Node(chained, token, at) for at, token in enumerate(tokens[:-1])]
+                    self._unread = texts[chained].key
+                    self._drafted[self._unread] = read
+                    self._stage(chain, begun, texts[chained])
                     return draws.drawn()
             tokens = draws.sample(logits, members, index)
             pending = [[token] for token in tokens]
@@ -148,7 +163,7 @@ class ModelDrafter(Drafter):
                     if prob < self.confidence or chances[b] < least:
                         depths[b] = 0
         if chain is not None:
-            self._stage(chain, texts[chained])
+            self._stage(chain, [], texts[chained])
         draft = draws.drawn()
         if not self.confidence and self._stop is None:
             return draft
@@ -162,27 +177,20 @@ class ModelDrafter(Drafter):
         judged = self.confidence > 0 or self._stop is not None
         return self.model.takes_unread and draws.may_wait and not judged
 
-    def _draw_unread(
-        self,
-        texts: Sequenced[Sequence],
-        member: int,
-        depths: Sequenced[int],
-        begun: tuple[torch.Tensor, Chain],
-        draws: RoundDraws,
-    ) -> None:
-        """One text's chain, from the logits behind it on; the host waits for its tokens once."""
-        logits_1V, chain = begun
-        text, depth = texts[member], depths[member]
+    def _drawn_unread(
+        self, logits_1V: torch.Tensor, chain: Chain, member: int, depth: int, draws: RoundDraws
+    ) -> list[int]:
+        """One text's tokens, from the logits behind it on; the host waits for them once."""
         token_1 = draws.draw_unread(logits_1V[:, : self._width], member, 0)
         for index in range(1, depth):
             logits_1V = chain(token_1.clamp(max=self._last))
             token_1 = draws.draw_unread(logits_1V[:, : self._width], member, index)
-        tokens = draws.read_drawn(member)[: depth - 1]
-        self._drafted[text.key] = [Node(member, token, at) for at, token in enumerate(tokens)]
-        self._stage(chain, text)
+        return draws.read_drawn(member)
 
-    def _stage(self, chain: Chain, text: Sequence) -> None:
-        chain.stage(self._known([node.token for node in self._drafted[text.key]]))
+    def _stage(self, chain: Chain, begun: list[int], text: Sequence) -> None:
+        """Stages what a chain has read: the text's own tokens, and those drafted."""
+        tokens = [node.token for node in self._drafted[text.key]]
+        chain.stage(self._known([*begun, *tokens]))
 
     @contextmanager
     def stopping(self, stop: Stop | None) -> Iterator[None]:
@@ -278,6 +286,20 @@ class ModelDrafter(Drafter):
         tokens = text.tokens[self.model.length(handle) + above : -1]
         rows = [*range(above), *(above + row for row in _path(drafted, tokens))]
         self.model.commit(handle, len(rows) if rows == list(range(len(rows))) else rows)
+
+    def foresee(
+        self,
+        text: Sequence,
+        accepted_1: Int64[torch.Tensor, " 1"],
+        token_1: Int64[torch.Tensor, " 1"],
+    ) -> None:
+        """Has the model run the next round's first row, if the last was drawn unread, too."""
+        if self._unread != text.key:
+            return
+        handle, first = self._handles[text.key], len(text.tokens)
+        # The model has read all drafted tokens but the last: behind that one it has two to read.
+        places = range(first, first + 1 + len(self._drafted[text.key]))
+        self.model.foresee(handle, places, accepted_1, token_1.clamp(max=self._last))
 
     def discard(self, text: Sequence) -> None:
         """Forgets the round's rows."""

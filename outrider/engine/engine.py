@@ -116,6 +116,8 @@ class Engine:
             read = scores.reading(verdict, alphas(group, draft, laws, verdict))
             if self._goes_on(group):
                 self.target.expect(group.handles, [1] * len(group.texts), verdict.token_B)
+            elif self._drafts_on(group):
+                group.drafter.foresee(group.texts[0], verdict.num_accepted_B, verdict.token_B)
             verdict, alphas_B = read()
             lap("verify_s")
             told_B = told(group, draft, scores, laws, verdict, lap.times)
@@ -144,6 +146,14 @@ class Engine:
             return False
         ends = any(asks(text) or text.remaining <= 1 for text in group.texts)
         return not ends and drafter.pauses(group.texts)
+
+    def _drafts_on(self, group: Group) -> bool:
+        """Whether a text's drafter may begin the next round before this one's end is known."""
+        if not self.target.takes_unread or group.drafter.wants_rows:
+            return False
+        if self._reads or len(self._groups) > 1 or len(group.texts) > 1:
+            return False
+        return not asks(group.texts[0]) and group.texts[0].remaining > 1
 
     def _expect(self, group: Group, member: int, tokens_K: Tensor) -> None:
         """Tells the target of a text's drafted tokens, which it is to score alone."""

@@ -42,3 +42,25 @@ class Ahead:
             return False
         (tokens_R,) = self.tokens.wait()
         return tokens_R.tolist() == rows.tokens_R.tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The logits behind the first row of a chain, unless that is another.
+
+    Attributes:
+        places: where in its sequence the row may be; it is none of them where it came to nothing.
+        told: which of the places, and the token, on their way to the host.
+    """
+
+    seq: int
+    places: range
+    told: Reading
+    logits_1V: Float[Tensor, "1 V"]
+
+    def is_row(self, seq: int, place: int, token: int) -> bool:
+        """Whether a row is what it was run for."""
+        if seq != self.seq or place not in self.places:
+            return False
+        at_1, token_1 = self.told.wait()
+        return (self.places.start + int(at_1), int(token_1)) == (place, token)

@@ -145,6 +145,15 @@ class Target(ABC):
         may score them while it does; what `score` and `num_staged` say is the same either way.
         """
 
+    def foresee(
+        self, seq: int, places: range, at_1: Int64[Tensor, " 1"], token_1: Int64[Tensor, " 1"]
+    ) -> None:
+        """A hint: the sequence's next chain begins at the `at`-th of some places, with a token.
+
+        Both are on its device, and the host has not read them. Of the staged rows those before that
+        place will be kept. `at` may be one place more than there are: then the hint is void.
+        """
+
     @abstractmethod
     def score(self, rows: Rows) -> Float[Tensor, "wanted V"]:
         """Stage the rows and return logits `[number wanted, V]` in the model's dtype or float32.

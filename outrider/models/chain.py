@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from outrider.cache import CacheManager, Slots
+from outrider.cache import BLOCK_SLOTS, CacheManager, Slots
+from outrider.models.ahead import Begun
 from outrider.models.attention_op import Body, Forward, running
 from outrider.models.compiled import CompiledForward
 from outrider.models.doors import InterfaceDoor
@@ -102,17 +103,33 @@ class GraphChain(_Rows):
         cache: which holds the sequence.
         seq: what it stages must be a chain.
         most: rows there may be.
+        begun: what the first of them may have given already.
 
     Raises:
         OutOfMemory: the cache has no room for them.
     """
 
     @torch.inference_mode()
-    def __init__(self, graphs: GraphedForward, cache: CacheManager, seq: int, most: int) -> None:
+    def __init__(
+        self,
+        graphs: GraphedForward,
+        cache: CacheManager,
+        seq: int,
+        most: int,
+        begun: Begun | None = None,
+    ) -> None:
         super().__init__(cache, seq, most)
-        positions_K = torch.arange(self._first, self._first + most)
-        plans = [Plan((self._span(at),), positions_K[at : at + 1]) for at in range(most)]
-        self._row = graphs.row_by_row(cache, plans)
+        self._begun = begun
+        places = range(self._first, self._first + most)
+        self._row = graphs.row_by_row(cache, seq, places, self._plans)
+
+    def _plans(self) -> tuple[Plan, Plan]:
+        """Of the first row, and of one where its blocks end: chains come one behind another."""
+        end = len(self._slots.blocks) * BLOCK_SLOTS
+        return self._plan(0), self._plan(end - self._first - 1)
+
+    def _plan(self, at: int) -> Plan:
+        return Plan((self._span(at),), torch.tensor([self._first + at]))
 
     @torch.inference_mode()
     def __call__(self, token: int | Tensor) -> Float[Tensor, "1 V"]:
@@ -120,6 +137,8 @@ class GraphChain(_Rows):
 
         It may be `[1]` int64 on the GPU, where the host has not read it.
         """
-        logits_1V = self._row(self._num_read, token)
-        self._num_read += 1
-        return logits_1V
+        at, begun = self._num_read, self._begun
+        self._num_read, self._begun = at + 1, None
+        if isinstance(token, int) and begun and begun.is_row(self._seq, self._first, token):
+            return begun.logits_1V
+        return self._row(at, token)

@@ -7,7 +7,7 @@ Where there is no CUDA, under `host.as_on_gpu`, replaying is running the same ov
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from outrider import host
 from outrider.cache import CacheManager
 from outrider.errors import OutriderError, UnsupportedModel, warn
+from outrider.models.ahead import Begun
 from outrider.models.attention_op import Forward, PoolBody, current, running
 from outrider.models.attention_trial import errors_over_pools
 from outrider.models.compiled import Tapped, why_not_anywhere
@@ -37,6 +38,7 @@ from outrider.models.tables import (
     Tables,
     power_of_two,
     rows_per_tile,
+    write_each,
     write_numbers,
 )
 
@@ -167,6 +169,14 @@ class HeldTables(Tables):
             first += len(table.numbers)
         return end
 
+    def write_each(self, out_Kn: IntArray, plan: Plan) -> int:
+        """Those of K rows in a chain, each alone; the last is the plan's."""
+        first = end = 0
+        for (reach, _, _), table in self._made.items():
+            end = first + write_each(out_Kn[:, first:], plan, reach, table.layout)
+            first += len(table.numbers)
+        return end
+
 
 class _Graph:
     """One forward over numbers that stay where they are, and what runs it again.
@@ -179,7 +189,8 @@ class _Graph:
     def __init__(self, shape: Shape, tables: HeldTables, device: torch.device) -> None:
         self._width, self._tables = shape.width, tables
         self._box = host.Mailbox(2 * shape.width + tables.size, device)
-        self._rows: host.Mailbox | None = None
+        # A sequence, the place of a row of it, and what that and those behind it are filled with.
+        self._kept: tuple[int, int, Int64[Tensor, "K n"]] | None = None
         own_1n = self._box.numbers[None]
         self.tokens_1W, self.positions_1W = own_1n[:, : 2 * shape.width].chunk(2, 1)
         tables.settle(own_1n[0, 2 * shape.width :])
@@ -195,21 +206,30 @@ class _Graph:
         if not here:
             self.tokens_1W[0, :rows].copy_(tokens_R)
 
-    def rows_of(self, plans: Sequence[Plan]) -> Int64[Tensor, "K n"]:
-        """What one row is filled with under each of some plans, but for its token; sent at once."""
-        size = 2 + self._tables.size
-        if self._rows is None or len(self._rows.numbers) < len(plans) * size:
-            self._rows = host.Mailbox(len(plans) * size, self._box.numbers.device)
-        numbers = self._rows.open()
-        # The last plan has the most blocks: what is behind them nobody reads.
-        end = self._write(numbers, plans[-1])
-        for at, plan in enumerate(plans):
-            self._write(numbers[at * end : at * end + size], plan)
-        self._rows.send(0, len(plans) * end)
-        return self._rows.numbers[: len(plans) * end].view(len(plans), end)[:, self._width :]
+    def keep(self, seq: int, first: Plan, last: Plan) -> None:
+        """Keeps what one row is filled with at each of a sequence's places, but for its token.
+
+        They go from the first plan's to the last one's. Where a token lies stays while a sequence
+        is open.
+        """
+        begin, end = (plan.spans[0].slots.count for plan in (first, last))
+        numbers_Kn = np.empty((end - begin + 1, 1 + self._tables.size), np.int64)
+        numbers_Kn[:, 0] = np.arange(begin - 1, end)
+        size = 1 + self._tables.write_each(numbers_Kn[:, 1:], last)
+        sent = torch.from_numpy(numbers_Kn[:, :size].copy())
+        self._kept = seq, begin - 1, host.send(sent, self._box.numbers.device)
+
+    def kept(self, seq: int, places: range) -> Int64[Tensor, "K n"] | None:
+        """What is kept of a sequence's places, if all of them are."""
+        if self._kept is None or self._kept[0] != seq:
+            return None
+        _, first, rows_Kn = self._kept
+        if not first <= places.start <= places.stop <= first + len(rows_Kn):
+            return None
+        return rows_Kn[places.start - first :]
 
     def take(self, token: int | Tensor, numbers_n: Tensor) -> None:
-        """Takes one row: its token, which may be where the graph is, and what `rows_of` gave."""
+        """Takes a row: its token, which may be where the graph is, and what its place is kept as."""
         if isinstance(token, int):
             self._box.numbers[:1].fill_(token)
         else:
@@ -291,24 +311,56 @@ class GraphedForward:
         return picked, None if hidden is None else hidden[:, :rows].clone()
 
     def row_by_row(
-        self, cache: CacheManager, plans: Sequence[Plan]
+        self, cache: CacheManager, seq: int, places: range, plans: Callable[[], tuple[Plan, Plan]]
     ) -> Callable[[int, int | Tensor], Float[Tensor, "1 V"]]:
-        """What scores one token under each of some plans in turn, the last of the most blocks.
+        """What scores one row at each of a sequence's places.
 
-        It is given which plan, and the token, which may be on the GPU.
+        `plans` gives those of a row at the first of them, and at the last that may be kept. It is
+        given which place, and the token, which may be on the GPU.
 
         Raises:
             UnsupportedModel: the forward cannot be captured.
         """
-        nothing = torch.zeros(1, dtype=torch.int64)
-        graph = self._found(Shape.of(plans[-1], 1), cache, nothing, plans[0])
-        rows_Kn = graph.rows_of(plans)
+        found = self._keeping(cache, seq, places)
+        if found is None:
+            first, last = plans()
+            graph = self._found(Shape.of(last, 1), cache, torch.zeros(1, dtype=torch.int64), first)
+            graph.keep(seq, first, last)
+            found = self._keeping(cache, seq, places)
+            assert found is not None
+        graph, rows_Kn = found
 
         def row(at: int, token: int | Tensor) -> Tensor:
             graph.take(token, rows_Kn[at])
             return graph.replay()[0][0].clone()
 
         return row
+
+    def begun(
+        self, cache: CacheManager, seq: int, places: range, at_1: Tensor, token_1: Tensor
+    ) -> Begun | None:
+        """A sequence's row at one of some places, or the one behind; which, is on the GPU.
+
+        None: its graph is to be made, or told where the places are.
+        """
+        found = self._keeping(cache, seq, range(places.start, places.stop + 1))
+        if found is None:
+            return None
+        graph, rows_Kn = found
+        told = host.Reading((at_1, token_1))
+        graph.take(token_1, rows_Kn.index_select(0, at_1)[0])
+        return Begun(seq, places, told, graph.replay()[0][0].clone())
+
+    def _keeping(
+        self, cache: CacheManager, seq: int, places: range
+    ) -> tuple[_Graph, Int64[Tensor, "K n"]] | None:
+        """A graph that knows what its row is filled with at all these places."""
+        if self._is_bound(cache):
+            for graph in self._graphs.values():
+                rows_Kn = graph.kept(seq, places)
+                if rows_Kn is not None:
+                    return graph, rows_Kn
+        return None
 
     def ahead(
         self, cache: CacheManager, plan: Plan, tokens_R: Int64[Tensor, " R"]

@@ -22,7 +22,7 @@ from outrider import host
 from outrider.cache import BLOCK_SLOTS, CacheManager
 from outrider.errors import InvalidConfig, ModelError, OutOfMemory, UnsupportedModel, warn
 from outrider.models.adopting import as_it_was_if_refused, restore_layers
-from outrider.models.ahead import Ahead
+from outrider.models.ahead import Ahead, Begun
 from outrider.models.attention_cpu import attend_cpu
 from outrider.models.attention_op import Body, PoolBody
 from outrider.models.attention_strict import STRICT_BLOCK, StrictBody
@@ -75,7 +75,7 @@ from outrider.models.trial import TrialTexts, trial_rows, trial_texts, trial_wan
 from outrider.models.weights import WeightNames
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Int64
 
 log = logging.getLogger(__name__)
 
@@ -139,6 +139,7 @@ class HuggingFaceTarget(Target):
         self._arranges = arrange and not (strict and host.on_gpu(self.device))
         self._align, self._row_multiple = 1, 1
         self._ahead: Ahead | None = None
+        self._begun: Begun | None = None
         self._compiled: Faster | None = None
         self._product: Product | None = None
         self._gpu_body: BodyMaker | None = None
@@ -316,7 +317,7 @@ class HuggingFaceTarget(Target):
     def _forget_compiled(self) -> None:
         for package in self.packages:
             package.forget()
-        self._compiled, self._builds, self._ahead = None, False, None
+        self._compiled, self._builds, self._ahead, self._begun = None, False, None, None
         self._cache.gives_back = True
         self._compiled_taps.clear()
         self._compiled_parts.clear()
@@ -678,7 +679,7 @@ class HuggingFaceTarget(Target):
             # The frequencies follow the forward's longest row: one more row beside makes sure.
             pad = pad or self._row_multiple
         faster = self._faster_for(rows)
-        ahead, self._ahead = self._ahead, None
+        ahead, self._ahead, self._begun = self._ahead, None, None
         own = faster is not None and faster is self._compiled
         if ahead is not None and own and ahead.scored(rows, self._cache):
             plan, logits = ahead.plan, ahead.logits_RV
@@ -719,24 +720,43 @@ class HuggingFaceTarget(Target):
         if logits is not None:
             self._ahead = Ahead(tuple(seqs), tuple(counts), plan, tokens, logits)
 
+    @torch.inference_mode()
+    def foresee(
+        self, seq: int, places: range, at_1: Int64[Tensor, " 1"], token_1: Int64[Tensor, " 1"]
+    ) -> None:
+        """Run a chain's first row at once, where its graph knows the places; `Target.foresee`."""
+        self._begun = None
+        graphs = self._compiled
+        if not isinstance(graphs, GraphedForward) or at_1.device != self.device:
+            return
+        limit = self.max_length
+        if self._is_simple(seq) and (limit is None or places.stop < limit):
+            try:
+                self._begun = graphs.begun(self._cache, seq, places, at_1, token_1)
+            except torch.OutOfMemoryError:
+                # Who scores the row will be told.
+                return
+
+    def _is_simple(self, seq: int) -> bool:
+        """Whether a sequence's rows are a chain, and nothing but them is asked for."""
+        plain = self._taps is None and self._part is None and self._texts is self._cache
+        return plain and self._cache.ancestors(seq) is None
+
     def _no_logits(self) -> Tensor:
         return torch.empty(0, self.vocab_size, dtype=self.dtype, device=self.device)
 
     def chain(self, seq: int, most: int) -> PackageChain | GraphChain | None:
         """Rows of one sequence one after another, where forwards are machine code or graphs."""
         package, door = self._compiled, self._door
-        simple = self._taps is None and self._part is None and self._texts is self._cache
-        if not (simple and package is not None and isinstance(door, InterfaceDoor)):
+        if package is None or not isinstance(door, InterfaceDoor) or not self._is_simple(seq):
             return None
-        if self._cache.ancestors(seq) is not None:
-            return None
-        self._ahead = None
+        begun, self._ahead, self._begun = self._begun, None, None
         longest = self._cache.length(seq) + self._cache.num_staged(seq) + most
         if self.max_length is not None and longest > self.max_length:
             return None
         try:
             if isinstance(package, GraphedForward):
-                return GraphChain(package, self._cache, seq, most)
+                return GraphChain(package, self._cache, seq, most, begun)
             return PackageChain(package, door, self._cache, self._body, seq, most)
         except OutOfMemory:
             # There may be room for as many as come to be read.

@@ -138,6 +138,25 @@ def write_numbers(out: IntArray, plan: Plan, reach: Reach | None, layout: Layout
     return end
 
 
+def write_each(out_Kn: IntArray, plan: Plan, reach: Reach | None, layout: Layout) -> int:
+    """Writes K tables of one row each, and returns how many numbers each has.
+
+    The last is the plan's only row; the others are those right before it, in a chain.
+    """
+    assert layout.rows == layout.tiles == 1
+    end = write_numbers(out_Kn[-1], plan, reach, layout)
+    out_Kn[:-1, :end] = out_Kn[-1, :end]
+    count = plan.spans[0].slots.count
+    places_K = np.arange(count - len(out_Kn), count)
+    blocks_K = out_Kn[-1, layout.size + places_K // BLOCK_SLOTS]
+    lowest = _lowest(range(count - len(out_Kn), count), reach)
+    slot, upto, low, _, _, _, _, begin, upmost = out_Kn[:, : layout.size].T
+    slot[:] = blocks_K * BLOCK_SLOTS + places_K % BLOCK_SLOTS
+    upto[:] = upmost[:] = places_K + 1
+    low[:] = begin[:] = lowest
+    return end
+
+
 def _seen(span: Span, reach: Reach | None) -> tuple[list[int], list[int], list[int]]:
     """Of each row: the tokens it sees before its nodes, the lowest of them, and its nodes."""
     rows, count, length = span.num_rows, span.slots.count, span.length

@@ -14,7 +14,7 @@ from outrider.cache import CacheManager
 from outrider.drafters import ModelDrafter
 from outrider.engine import Emitter, Engine, Requests
 from outrider.models import graphs
-from outrider.models.ahead import Ahead
+from outrider.models.ahead import Ahead, Begun
 from outrider.models.base import Rows
 from outrider.models.graphs import GraphedForward
 from outrider.models.hf import HuggingFaceTarget
@@ -39,7 +39,8 @@ class Counted:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.scored: list[bool] = []
         self.chains: list[int] = []
-        scored, chain = Ahead.scored, HuggingFaceTarget.chain
+        self.begun: list[bool] = []
+        scored, chain, is_row = Ahead.scored, HuggingFaceTarget.chain, Begun.is_row
 
         def noted(ahead: Ahead, rows: Rows, cache: CacheManager) -> bool:
             self.scored.append(scored(ahead, rows, cache))
@@ -49,8 +50,13 @@ class Counted:
             self.chains.append(most)
             return chain(target, seq, most)
 
+        def looked_at(begun: Begun, seq: int, place: int, token: int) -> bool:
+            self.begun.append(is_row(begun, seq, place, token))
+            return self.begun[-1]
+
         monkeypatch.setattr(Ahead, "scored", noted)
         monkeypatch.setattr(HuggingFaceTarget, "chain", chained)
+        monkeypatch.setattr(Begun, "is_row", looked_at)
 
 
 @pytest.fixture
@@ -164,6 +170,114 @@ def test_a_hint_changes_nothing_where_no_graph_would_run_it():
     target.expect((seq,), (1,), there(5))
     assert made.captures == 0
     assert relative_error(scored(target, seq, 5), own_at(target, seq, 5)) < BOUND
+
+
+def drafted(target: HuggingFaceTarget, seq: int, *tokens: int) -> Tensor:
+    """Rows of a chain, which stay staged."""
+    chain = target.chain(seq, len(tokens))
+    assert chain is not None
+    rows = torch.cat([chain(token) for token in tokens])
+    chain.stage(tokens)
+    return rows
+
+
+def test_a_chains_first_row_is_run_where_the_verdict_says(counted: Counted):
+    """After each number of kept tokens, what was staged of the others being written over."""
+    target = target_of()
+    _, (seq,) = graphed(target), open_at(target, 9)
+    for kept in (0, 2, 1, 3):
+        first = target.length(seq) + 1
+        # A text's last token and three drafted ones, of which the last is not read.
+        drafted(target, seq, 3, 4, 5, 6)
+        target.foresee(seq, range(first, first + 4), there(kept), there(7))
+        assert target.num_staged(seq) == 4 and target.length(seq) == first - 1
+        target.commit(seq, 1 + kept)
+        found = drafted(target, seq, 7, 8)
+        assert relative_error(found, own_at(target, seq, 7, 8)) < BOUND
+        target.discard(seq)
+    assert counted.begun == [True] * 4
+
+
+def test_a_chain_that_begins_otherwise_is_scored_as_ever(counted: Counted):
+    target = target_of()
+    _, (seq, other) = graphed(target), open_at(target, 9, 5)
+    for one, kept, token, said in (
+        (seq, 1, 8, (1, 7)),
+        (seq, 2, 7, (1, 7)),
+        (other, 0, 7, (0, 7)),
+        # All were kept: the last of them has not been read.
+        (seq, 2, 7, (2, 7)),
+    ):
+        first = target.length(seq) + 1
+        drafted(target, seq, 3, 4, 5)
+        target.foresee(seq, range(first, first + 2), there(said[0]), there(said[1]))
+        target.commit(seq, 1 + kept)
+        found = drafted(target, one, token)
+        assert relative_error(found, own_at(target, one, token)) < BOUND
+        target.discard(one)
+    assert counted.begun == [False] * 4
+    # A forward in between makes it void, and so does another hint.
+    first = target.length(seq) + 1
+    drafted(target, seq, 3, 4)
+    target.foresee(seq, range(first, first + 2), there(0), there(7))
+    target.commit(seq, 1)
+    scored(target, other, 5)
+    target.discard(other)
+    assert target._begun is None
+    drafted(target, seq, 7)
+    assert len(counted.begun) == 4
+
+
+def test_a_row_that_is_not_the_chains_first_would_be_seen(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Begun, "is_row", lambda *_: True)
+    target = target_of()
+    _, (seq,) = graphed(target), open_at(target, 9)
+    drafted(target, seq, 3, 4, 5)
+    target.foresee(seq, range(10, 13), there(1), there(7))
+    target.commit(seq, 2)
+    assert relative_error(drafted(target, seq, 8), own_at(target, seq, 8)) > 100 * BOUND
+
+
+def test_no_row_is_run_ahead_where_no_graph_knows_the_places():
+    target = target_of()
+    (seq,) = open_at(target, 9)
+    target.foresee(seq, range(9, 11), there(0), there(5))
+    assert target._begun is None
+    graphed(target)
+    target.foresee(seq, range(9, 11), there(0), there(5))
+    assert target._begun is None
+    drafted(target, seq, 3)
+    for places, limit in ((range(62, 64), None), (range(10, 12), 12)):
+        target.max_length = limit
+        target.foresee(seq, places, there(0), there(5))
+        assert target._begun is None
+    target.max_length = 13
+    target.foresee(seq, range(10, 12), there(0), there(5))
+    assert target._begun is not None
+
+
+@pytest.mark.parametrize("rule", [None, "coupled", "block"])
+def test_texts_are_the_same_where_chains_begin_ahead(rule: str | None, counted: Counted):
+    """By a draft model that is wrong at times."""
+    target, draft = target_of(), target_of()
+    with torch.no_grad():
+        weight = draft.model.get_output_embeddings().weight
+        draw = torch.Generator().manual_seed(3)
+        noise = torch.randn(weight.shape, generator=draw).to(weight)
+        weight += 0.3 * weight.std() * noise
+    graphed(target)
+    graphed(draft)
+    temperature = 0.0 if rule is None else 1.0
+    sampling = SamplingParams(temperature=temperature, ignore_eos=True)
+    config = SpeculativeDecoderConfig(k=3, sampling=sampling, rule=rule)
+    made = SpeculativeDecoder(draft, target, config)
+    found = made.generate(PROMPTS[1], 32, seed=5)
+    rate = made.metrics.acceptance_rate
+    assert 0.2 < rate < 0.95 and counted.begun.count(True) >= 3
+    # Of a text's last round there is none behind it.
+    assert counted.begun.count(False) <= 1
+    with target.uncompiled(), draft.uncompiled():
+        assert made.generate(PROMPTS[1], 32, seed=5) == found
 
 
 def texts(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig
 
 from outrider import SamplingParams, SpeculativeDecoder, SpeculativeDecoderConfig, host
+from outrider.cache import Slots
 from outrider.errors import UnsupportedModel
 from outrider.models import graphs, inductor
 from outrider.models.attention_op import Forward
@@ -25,7 +28,9 @@ from outrider.models.hf import HuggingFaceTarget
 from outrider.models.inductor import FusedForward
 from outrider.models.packages import cache_folder, is_own
 from outrider.models.packing import joined_linears, restore_linears
-from outrider.models.plan import make_plan
+from outrider.models.plan import Plan, Span, make_plan
+from outrider.models.reach import Chunk, Reach, Window
+from outrider.models.tables import Layout, write_each, write_numbers
 from tests.models.families import (
     SHAPE,
     ancestors_of,
@@ -400,6 +405,60 @@ def test_rows_one_after_another_are_those_of_one_forward():
     assert made.captures == 2
 
 
+def test_what_rows_are_filled_with_is_sent_once_for_many_chains(monkeypatch: pytest.MonkeyPatch):
+    """A text that goes on, one in between, rows taken back, and the end of a block."""
+    target = target_of()
+    graphed(target)
+    seqs, sent = open_at(target, 40, 70), list[int]()
+    keep = _Graph.keep
+
+    def noted(graph: _Graph, seq: int, first: Plan, last: Plan) -> None:
+        sent.append(seq)
+        keep(graph, seq, first, last)
+
+    monkeypatch.setattr(_Graph, "keep", noted)
+
+    def chained(seq: int, length: int, kept: int) -> None:
+        tokens = random_tokens(length, target.length(seq)).tolist()
+        with target.uncompiled():
+            own = target.score(Rows((seq,), (length,), torch.tensor(tokens)))
+        target.discard(seq)
+        chain = target.chain(seq, length)
+        assert chain is not None
+        assert relative_error(torch.cat([chain(token) for token in tokens]), own) < BOUND
+        chain.stage(tokens)
+        target.commit(seq, kept)
+
+    for length, kept in ((3, 1), (4, 4), (5, 0), (2, 2)):
+        chained(seqs[0], length, kept)
+    assert sent == [seqs[0]]
+    chained(seqs[1], 2, 2)
+    chained(seqs[0], 6, 6)
+    assert sent == [*seqs, seqs[0]]
+    # The eleventh row from here lies in another block.
+    chained(seqs[0], 11, 5)
+    assert sent == [*seqs, seqs[0]]
+    chained(seqs[0], 11, 11)
+    chained(seqs[0], 40, 2)
+    assert sent == [*seqs, seqs[0], seqs[0]]
+
+
+@pytest.mark.parametrize("reach", [None, Window(5), Chunk(8)])
+def test_rows_that_are_written_together_are_those_written_one_by_one(reach: Reach | None):
+    """Over blocks in order and in disorder, to the last number."""
+    layout = Layout(1, 1, 1)
+    for slots in (Slots(150, 64, ()), Slots(150, None, (7, 2, 5))):
+        size = layout.size + len(slots.blocks)
+        together_Kn = np.full((90, size), -1)
+        last = Plan((Span(0, 1, 10_000, slots, None, None, 1),), torch.tensor([149]))
+        assert write_each(together_Kn, last, reach, layout) == size
+        for numbers_n, count in zip(together_Kn, range(61, 151), strict=True):
+            alone_n, place = np.zeros(size, np.int64), torch.tensor([count - 1])
+            span = Span(0, 1, 10_000, replace(slots, count=count), None, None, 1)
+            end = write_numbers(alone_n, Plan((span,), place), reach, layout)
+            assert numbers_n[:end].tolist() == alone_n[:end].tolist(), count
+
+
 def test_a_chain_that_counts_its_rows_wrongly_is_found(monkeypatch: pytest.MonkeyPatch):
     target = target_of()
     graphed(target)
@@ -407,10 +466,13 @@ def test_a_chain_that_counts_its_rows_wrongly_is_found(monkeypatch: pytest.Monke
     with target.uncompiled():
         own = target.score(rows_of((seq,), (3,)))
     target.discard(seq)
-    whole = _Graph.rows_of
-    monkeypatch.setattr(
-        _Graph, "rows_of", lambda graph, plans: whole(graph, [plans[0], *plans[:-1]])
-    )
+    kept = _Graph.kept
+
+    def one_before(graph: _Graph, seq: int, places: range) -> Tensor | None:
+        rows_Kn = kept(graph, seq, places)
+        return None if rows_Kn is None else torch.cat((rows_Kn[:1], rows_Kn[:-1]))
+
+    monkeypatch.setattr(_Graph, "kept", one_before)
     chain = target.chain(seq, 3)
     assert chain is not None
     found = torch.cat([chain(token) for token in random_tokens(3).tolist()])
