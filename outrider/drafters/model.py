@@ -71,8 +71,10 @@ class ModelDrafter(Drafter):
         self._handles: dict[int, int] = {}
         # What was read of each text's draft this round, in the order of the staged rows.
         self._drafted: dict[int, list[Node]] = {}
-        # The text whose chain was drawn without being read, in this round.
-        self._unread: int | None = None
+        # A text, and the chain that was drawn for it this round before any of it was read.
+        self._unread: tuple[int, list[int]] | None = None
+        # The text whose next token may have been read since.
+        self._foreseen: int | None = None
         self._warned = self._asked = False
 
     def expect(self, num_prompt: int) -> None:
@@ -112,19 +114,22 @@ class ModelDrafter(Drafter):
         ]
         members = [b for b, depth in enumerate(depths) if depth > 0]
         pending = [self._pending(texts[b]) for b in members]
-        self._asked, self._unread = self._asked or bool(members), None
+        self._asked = self._asked or bool(members)
+        foreseen, self._foreseen, self._unread = self._foreseen, None, None
         for b in members:
             self._drafted[texts[b].key] = []
         if draws.trees is not None and self.model.scores_trees and members:
             return self._grown(texts, depths, draws, pending)
+        if len(members) == 1 and self._may_wait(draws):
+            (b,) = members
+            most = 2 if foreseen == texts[b].key else 1
+            self._read_ahead([self._handles[texts[b].key]], pending, most)
+            if self._drawn_unread(texts[b], b, depths[b], pending[0], draws):
+                return draws.drawn()
         worths: list[list[float]] = [[] for _ in texts]
         chances, least = [1.0] * len(texts), 0.0 if self._stop is None else self._stop.least
         chain: Chain | None = None
         chained = 0
-        waits = not (len(members) == 1 and self._may_wait(draws))
-        if not waits and len(pending[0]) == 1:
-            (chained,) = members
-            chain = self.model.chain(self._handles[texts[chained].key], depths[chained])
         for index in range(max(depths, default=0)):
             going = [i for i, b in enumerate(members) if depths[b] > index]
             members = [members[i] for i in going]
@@ -132,7 +137,7 @@ class ModelDrafter(Drafter):
             if not members:
                 break
             handles = [self._handles[texts[b].key] for b in members]
-            if index == 1 and len(members) == 1 and chain is None:
+            if index == 1 and len(members) == 1:
                 (chained,) = members
                 chain = self.model.chain(handles[0], depths[chained] - 1)
             if chain is None:
@@ -142,17 +147,6 @@ class ModelDrafter(Drafter):
             if index > 0:
                 for b, (token,) in zip(members, pending, strict=True):
                     self._drafted[texts[b].key].append(Node(b, token, index - 1))
-            elif not waits and (chain is not None or depths[members[0]] > 1):
-                (chained,) = members
-                begun = [] if chain is None else pending[0]
-                chain = chain or self.model.chain(handles[0], depths[chained] - 1)
-                if chain is not None:
-                    tokens = self._drawn_unread(logits, chain, chained, depths[chained], draws)
-                    read = [Node(chained, token, at) for at, token in enumerate(tokens[:-1])]
-                    self._unread = texts[chained].key
-                    self._drafted[self._unread] = read
-                    self._stage(chain, begun, texts[chained])
-                    return draws.drawn()
             tokens = draws.sample(logits, members, index)
             pending = [[token] for token in tokens]
             if self.confidence or self._stop is not None:
@@ -163,7 +157,8 @@ class ModelDrafter(Drafter):
                     if prob < self.confidence or chances[b] < least:
                         depths[b] = 0
         if chain is not None:
-            self._stage(chain, [], texts[chained])
+            tokens = [node.token for node in self._drafted[texts[chained].key]]
+            chain.stage(self._known(tokens))
         draft = draws.drawn()
         if not self.confidence and self._stop is None:
             return draft
@@ -178,19 +173,25 @@ class ModelDrafter(Drafter):
         return self.model.takes_unread and draws.may_wait and not judged
 
     def _drawn_unread(
-        self, logits_1V: torch.Tensor, chain: Chain, member: int, depth: int, draws: RoundDraws
-    ) -> list[int]:
-        """One text's tokens, from the logits behind it on; the host waits for them once."""
+        self, text: Sequence, member: int, depth: int, pending: list[int], draws: RoundDraws
+    ) -> bool:
+        """Draws a text's chain, whose tokens the host waits for once; False: the model has none."""
+        chain = self.model.chain(self._handles[text.key], len(pending) + depth - 1)
+        if chain is None:
+            return False
+        *head, last = self._known(pending)
+        for token in head:
+            chain(token)
+        logits_1V = chain(last)
         token_1 = draws.draw_unread(logits_1V[:, : self._width], member, 0)
         for index in range(1, depth):
             logits_1V = chain(token_1.clamp(max=self._last))
             token_1 = draws.draw_unread(logits_1V[:, : self._width], member, index)
-        return draws.read_drawn(member)
-
-    def _stage(self, chain: Chain, begun: list[int], text: Sequence) -> None:
-        """Stages what a chain has read: the text's own tokens, and those drafted."""
-        tokens = [node.token for node in self._drafted[text.key]]
-        chain.stage(self._known([*begun, *tokens]))
+        tokens = draws.read_drawn(member)
+        self._unread = text.key, list(tokens)
+        self._drafted[text.key] = [Node(member, token, i) for i, token in enumerate(tokens[:-1])]
+        chain.stage(self._known([*pending, *tokens[:-1]]))
+        return True
 
     @contextmanager
     def stopping(self, stop: Stop | None) -> Iterator[None]:
@@ -211,7 +212,7 @@ class ModelDrafter(Drafter):
         """Trees, level by level; they hang from what the texts have pending, staged with them."""
         members = [b for b, depth in enumerate(depths) if depth > 0]
         handles = {b: self._handles[texts[b].key] for b in members}
-        self._read_ahead(list(handles.values()), pending)
+        self._read_ahead(list(handles.values()), pending, MAX_PENDING)
         masks = {
             b: chain_ancestors(len(tokens)).tolist()
             for b, tokens in zip(members, pending, strict=True)
@@ -244,10 +245,10 @@ class ModelDrafter(Drafter):
             handle = self._handles[text.key] = self.model.open_for(tokens, text.expected)
         return text.tokens[self.model.length(handle) :]
 
-    def _read_ahead(self, handles: list[int], pending: list[list[int]]) -> None:
-        """Reads and keeps all but the last pending token where a tree would find no room."""
+    def _read_ahead(self, handles: list[int], pending: list[list[int]], most: int) -> None:
+        """Reads and keeps all but the last pending token where there are more than `most`."""
         for handle, tokens in zip(handles, pending, strict=True):
-            while len(tokens) > MAX_PENDING:
+            while len(tokens) > most:
                 size = min(self.chunk, len(tokens) - 1)
                 head, tokens[:] = tokens[:size], tokens[size:]
                 self.model.read(handle, self._known(head))
@@ -293,13 +294,20 @@ class ModelDrafter(Drafter):
         accepted_1: Int64[torch.Tensor, " 1"],
         token_1: Int64[torch.Tensor, " 1"],
     ) -> None:
-        """Has the model run the next round's first row, if the last was drawn unread, too."""
-        if self._unread != text.key:
+        """Has the model read the next token already, if the last chain was drawn unread, too.
+
+        The last drafted one has not been read: where it is kept it comes first.
+        """
+        if self._unread is None or self._unread[0] != text.key:
             return
-        handle, first = self._handles[text.key], len(text.tokens)
-        # The model has read all drafted tokens but the last: behind that one it has two to read.
-        places = range(first, first + 1 + len(self._drafted[text.key]))
-        self.model.foresee(handle, places, accepted_1, token_1.clamp(max=self._last))
+        *read, last = self._unread[1]
+        first = len(text.tokens)
+        token_1 = token_1.masked_fill(accepted_1 > len(read), last).clamp(max=self._last)
+        places = range(first, first + 1 + len(read))
+        self.model.foresee(
+            self._handles[text.key], places, accepted_1.clamp(max=len(read)), token_1
+        )
+        self._foreseen = text.key
 
     def discard(self, text: Sequence) -> None:
         """Forgets the round's rows."""

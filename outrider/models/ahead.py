@@ -49,7 +49,7 @@ class Begun:
     """The logits behind the first row of a chain, unless that is another.
 
     Attributes:
-        places: where in its sequence the row may be; it is none of them where it came to nothing.
+        places: where in its sequence the row may be.
         told: which of the places, and the token, on their way to the host.
     """
 

@@ -151,7 +151,7 @@ class Target(ABC):
         """A hint: the sequence's next chain begins at the `at`-th of some places, with a token.
 
         Both are on its device, and the host has not read them. Of the staged rows those before that
-        place will be kept. `at` may be one place more than there are: then the hint is void.
+        place will be kept.
         """
 
     @abstractmethod

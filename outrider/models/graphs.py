@@ -229,7 +229,7 @@ class _Graph:
         return rows_Kn[places.start - first :]
 
     def take(self, token: int | Tensor, numbers_n: Tensor) -> None:
-        """Takes a row: its token, which may be where the graph is, and what its place is kept as."""
+        """Takes a row: its token, maybe where the graph is, and what is kept of its place."""
         if isinstance(token, int):
             self._box.numbers[:1].fill_(token)
         else:
@@ -339,11 +339,11 @@ class GraphedForward:
     def begun(
         self, cache: CacheManager, seq: int, places: range, at_1: Tensor, token_1: Tensor
     ) -> Begun | None:
-        """A sequence's row at one of some places, or the one behind; which, is on the GPU.
+        """A sequence's row at one of some places; which, and its token, are on the GPU.
 
         None: its graph is to be made, or told where the places are.
         """
-        found = self._keeping(cache, seq, range(places.start, places.stop + 1))
+        found = self._keeping(cache, seq, places)
         if found is None:
             return None
         graph, rows_Kn = found

@@ -730,7 +730,7 @@ class HuggingFaceTarget(Target):
         if not isinstance(graphs, GraphedForward) or at_1.device != self.device:
             return
         limit = self.max_length
-        if self._is_simple(seq) and (limit is None or places.stop < limit):
+        if self._is_simple(seq) and (limit is None or places.stop <= limit):
             try:
                 self._begun = graphs.begun(self._cache, seq, places, at_1, token_1)
             except torch.OutOfMemoryError:
