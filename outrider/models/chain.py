@@ -119,9 +119,10 @@ class GraphChain(_Rows):
         begun: Begun | None = None,
     ) -> None:
         super().__init__(cache, seq, most)
-        self._begun = begun
-        places = range(self._first, self._first + most)
+        places, captures = range(self._first, self._first + most), graphs.captures
         self._row = graphs.row_by_row(cache, seq, places, self._plans)
+        # A graph that is captured runs over the first row's place.
+        self._begun = begun if graphs.captures == captures else None
 
     def _plans(self) -> tuple[Plan, Plan]:
         """Of the first row, and of one where its blocks end: chains come one behind another."""

@@ -178,7 +178,9 @@ def test_no_more_threads_than_panels(own: Product, tmp_path: Path) -> None:
     block, other = (Block(own, 600, num * own.panel, 61) for num in (1, 3))
     wanted, bound = block.wanted(SILU)
     clamp = "if (threads > own.panels()) threads = own.panels();"
-    for by, right in ((own, True), (Product(variant(tmp_path, (clamp, ""))), False)):
+    # With vectors of eight numbers the sums of no numbers are written, as zeros.
+    harmless = own.panel == 16
+    for by, right in ((own, True), (Product(variant(tmp_path, (clamp, ""))), harmless)):
         # What lies there are another block's, of rows that are no numbers.
         noise = torch.full((200, 600), float("nan")).bfloat16()
         by.gated(noise, other.gates, other.down, SILU)
@@ -188,7 +190,7 @@ def test_no_more_threads_than_panels(own: Product, tmp_path: Path) -> None:
 
 def test_memory_that_is_out_between_is_told(own: Product, tmp_path: Path) -> None:
     made = "if (num_kept < bytes + LINE) {"
-    full = Product(variant(tmp_path, (made, f"if (bytes > 1 << 20) return nullptr; {made}")))
+    full = Product(variant(tmp_path, (made, f"if (bytes > 1650000) return nullptr; {made}")))
     block = Block(own, 37, 9024, 61)
     few = full.gated(block.inputs[:3], block.gates, block.down, SILU)
     assert torch.equal(few, own.gated(block.inputs[:3], block.gates, block.down, SILU))
