@@ -87,7 +87,7 @@ class Cell:
     def line(self) -> str:
         """A row of the table."""
         one, many = (self.forward_ms[rows] for rows in ROWS)
-        plain = statistics.median(self.plain)
+        plain = statistics.harmonic_mean(self.plain)
         rates = {k: statistics.harmonic_mean(rates) for k, rates in self.speculative.items()}
         best = max(rates, key=rates.__getitem__)
         _, ratio = bootstrapped(self._runs(self.speculative[best]), self._runs(self.plain))
@@ -193,13 +193,13 @@ def chained_s(draft: HuggingFaceTarget, prompt: list[int], repeats: int) -> floa
             draft.read(seq, prompt[first : first + 2048])
 
         def run() -> None:
+            # The processor's tiny models, of a smoke run, have no chains.
             chain = draft.chain(seq, rows)
-            if chain is None:
-                draft.score(Rows((seq,), (rows,), torch.arange(rows)))
-            else:
-                token_1 = torch.zeros(1, dtype=torch.int64, device=draft.device)
-                for _ in range(rows):
-                    token_1 = chain(token_1).argmax(-1)
+            token_1 = torch.zeros(1, dtype=torch.int64, device=draft.device)
+            for _ in range(rows):
+                row = draft.score(Rows((seq,), (1,), token_1)) if chain is None else chain(token_1)
+                token_1 = row.argmax(-1)
+            if chain is not None:
                 chain.stage([0] * rows)
             draft.discard(seq)
 

@@ -73,7 +73,7 @@ class ModelDrafter(Drafter):
         self._drafted: dict[int, list[Node]] = {}
         # A text, and the chain that was drawn for it this round before any of it was read.
         self._unread: tuple[int, list[int]] | None = None
-        # The text whose next token may have been read since.
+        # The text whose next token has been read since, if it is the one that was foreseen.
         self._foreseen: int | None = None
         self._warned = self._asked = False
 
@@ -122,10 +122,10 @@ class ModelDrafter(Drafter):
             return self._grown(texts, depths, draws, pending)
         if len(members) == 1 and self._may_wait(draws):
             (b,) = members
-            most = 2 if foreseen == texts[b].key else 1
-            self._read_ahead([self._handles[texts[b].key]], pending, most)
-            if self._drawn_unread(texts[b], b, depths[b], pending[0], draws):
-                return draws.drawn()
+            # Of two the first has been read where that was foreseen; else they go together.
+            one_by_one = len(pending[0]) <= (2 if foreseen == texts[b].key else 1)
+            self._draw_unread(texts[b], b, depths[b], pending[0], draws, one_by_one=one_by_one)
+            return draws.drawn()
         worths: list[list[float]] = [[] for _ in texts]
         chances, least = [1.0] * len(texts), 0.0 if self._stop is None else self._stop.least
         chain: Chain | None = None
@@ -172,26 +172,40 @@ class ModelDrafter(Drafter):
         judged = self.confidence > 0 or self._stop is not None
         return self.model.takes_unread and draws.may_wait and not judged
 
-    def _drawn_unread(
-        self, text: Sequence, member: int, depth: int, pending: list[int], draws: RoundDraws
-    ) -> bool:
-        """Draws a text's chain, whose tokens the host waits for once; False: the model has none."""
-        chain = self.model.chain(self._handles[text.key], len(pending) + depth - 1)
-        if chain is None:
-            return False
-        *head, last = self._known(pending)
-        for token in head:
-            chain(token)
-        logits_1V = chain(last)
+    def _draw_unread(
+        self,
+        text: Sequence,
+        member: int,
+        depth: int,
+        pending: list[int],
+        draws: RoundDraws,
+        *,
+        one_by_one: bool,
+    ) -> None:
+        """Draws one text's chain behind what is pending; the host waits for its tokens once."""
+        handle, begun = self._handles[text.key], self._known(pending)
+        chain = self.model.chain(handle, len(pending) + depth - 1) if one_by_one else None
+        if chain is not None:
+            *head, last = begun
+            for token in head:
+                chain(token)
+            logits_1V = chain(last)
+        else:
+            logits_1V, begun = self._read([handle], [pending]), []
+            chain = self.model.chain(handle, depth - 1) if depth > 1 else None
         token_1 = draws.draw_unread(logits_1V[:, : self._width], member, 0)
         for index in range(1, depth):
-            logits_1V = chain(token_1.clamp(max=self._last))
+            token_1 = token_1.clamp(max=self._last)
+            # Where the cache has no room for all there may be some for the next.
+            logits_1V = (
+                self._read([handle], [token_1.tolist()]) if chain is None else chain(token_1)
+            )
             token_1 = draws.draw_unread(logits_1V[:, : self._width], member, index)
         tokens = draws.read_drawn(member)
         self._unread = text.key, list(tokens)
         self._drafted[text.key] = [Node(member, token, i) for i, token in enumerate(tokens[:-1])]
-        chain.stage(self._known([*pending, *tokens[:-1]]))
-        return True
+        if chain is not None:
+            chain.stage([*begun, *self._known(tokens[:-1])])
 
     @contextmanager
     def stopping(self, stop: Stop | None) -> Iterator[None]:
@@ -212,7 +226,7 @@ class ModelDrafter(Drafter):
         """Trees, level by level; they hang from what the texts have pending, staged with them."""
         members = [b for b, depth in enumerate(depths) if depth > 0]
         handles = {b: self._handles[texts[b].key] for b in members}
-        self._read_ahead(list(handles.values()), pending, MAX_PENDING)
+        self._read_ahead(list(handles.values()), pending)
         masks = {
             b: chain_ancestors(len(tokens)).tolist()
             for b, tokens in zip(members, pending, strict=True)
@@ -245,10 +259,10 @@ class ModelDrafter(Drafter):
             handle = self._handles[text.key] = self.model.open_for(tokens, text.expected)
         return text.tokens[self.model.length(handle) :]
 
-    def _read_ahead(self, handles: list[int], pending: list[list[int]], most: int) -> None:
-        """Reads and keeps all but the last pending token where there are more than `most`."""
+    def _read_ahead(self, handles: list[int], pending: list[list[int]]) -> None:
+        """Reads and keeps all but the last pending token where a tree would find no room."""
         for handle, tokens in zip(handles, pending, strict=True):
-            while len(tokens) > most:
+            while len(tokens) > MAX_PENDING:
                 size = min(self.chunk, len(tokens) - 1)
                 head, tokens[:] = tokens[:size], tokens[size:]
                 self.model.read(handle, self._known(head))
@@ -279,7 +293,7 @@ class ModelDrafter(Drafter):
         handle = self._handles.get(text.key)
         if handle is None:
             return
-        drafted = self._drafted.pop(text.key, None)
+        self._unread, drafted = None, self._drafted.pop(text.key, None)
         if drafted is None:
             # It was not asked, and has read nothing.
             return
@@ -304,13 +318,13 @@ class ModelDrafter(Drafter):
         first = len(text.tokens)
         token_1 = token_1.masked_fill(accepted_1 > len(read), last).clamp(max=self._last)
         places = range(first, first + 1 + len(read))
-        self.model.foresee(
-            self._handles[text.key], places, accepted_1.clamp(max=len(read)), token_1
-        )
-        self._foreseen = text.key
+        at_1 = accepted_1.clamp(max=len(read))
+        if self.model.foresee(self._handles[text.key], places, at_1, token_1):
+            self._foreseen = text.key
 
     def discard(self, text: Sequence) -> None:
         """Forgets the round's rows."""
+        self._unread = self._foreseen = None
         self._drafted.pop(text.key, None)
         handle = self._handles.get(text.key)
         if handle is not None:

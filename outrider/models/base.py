@@ -147,12 +147,13 @@ class Target(ABC):
 
     def foresee(
         self, seq: int, places: range, at_1: Int64[Tensor, " 1"], token_1: Int64[Tensor, " 1"]
-    ) -> None:
+    ) -> bool:
         """A hint: the sequence's next chain begins at the `at`-th of some places, with a token.
 
         Both are on its device, and the host has not read them. Of the staged rows those before that
-        place will be kept.
+        place will be kept. Whether the row is run at once.
         """
+        return False
 
     @abstractmethod
     def score(self, rows: Rows) -> Float[Tensor, "wanted V"]:

@@ -700,7 +700,7 @@ class HuggingFaceTarget(Target):
     @torch.inference_mode()
     def expect(self, seqs: Sequence[int], counts: Sequence[int], tokens_R: Tensor) -> None:
         """Run such rows at once, where their graph is there; see `Target.expect`."""
-        graphs = self._compiled
+        graphs, self._begun = self._compiled, None
         if not isinstance(graphs, GraphedForward) or sum(counts) > graphs.most_rows:
             return
         longest = max(
@@ -723,19 +723,19 @@ class HuggingFaceTarget(Target):
     @torch.inference_mode()
     def foresee(
         self, seq: int, places: range, at_1: Int64[Tensor, " 1"], token_1: Int64[Tensor, " 1"]
-    ) -> None:
+    ) -> bool:
         """Run a chain's first row at once, where its graph knows the places; `Target.foresee`."""
         self._begun = None
-        graphs = self._compiled
+        graphs, limit = self._compiled, self.max_length
         if not isinstance(graphs, GraphedForward) or at_1.device != self.device:
-            return
-        limit = self.max_length
+            return False
         if self._is_simple(seq) and (limit is None or places.stop <= limit):
             try:
                 self._begun = graphs.begun(self._cache, seq, places, at_1, token_1)
             except torch.OutOfMemoryError:
                 # Who scores the row will be told.
-                return
+                return False
+        return self._begun is not None
 
     def _is_simple(self, seq: int) -> bool:
         """Whether a sequence's rows are a chain, and nothing but them is asked for."""

@@ -141,7 +141,8 @@ def write_numbers(out: IntArray, plan: Plan, reach: Reach | None, layout: Layout
 def write_each(out_Kn: IntArray, plan: Plan, reach: Reach | None, layout: Layout) -> int:
     """Writes K tables of one row each, and returns how many numbers each has.
 
-    The last is the plan's only row; the others are those right before it, in a chain.
+    The last is the plan's only row; the others are those right before it, in a chain. They are as
+    if all before a row were committed: it sees the same when it is staged.
     """
     assert layout.rows == layout.tiles == 1
     end = write_numbers(out_Kn[-1], plan, reach, layout)

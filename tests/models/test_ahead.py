@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import LlamaConfig
 
 from outrider import SamplingParams, SpeculativeDecoder, SpeculativeDecoderConfig, host
 from outrider.cache import CacheManager
@@ -19,7 +20,7 @@ from outrider.models.base import Rows
 from outrider.models.graphs import GraphedForward
 from outrider.models.hf import HuggingFaceTarget
 from outrider.types import Request
-from tests.models.families import random_tokens, relative_error
+from tests.models.families import SHAPE, random_tokens, relative_error, with_weights
 from tests.models.test_graphs import BOUND, DEVICE, graphed, open_at, target_of
 
 PROMPTS = [random_tokens(5).tolist(), random_tokens(66, 2).tolist()]
@@ -254,6 +255,22 @@ def test_no_row_is_run_ahead_where_no_graph_knows_the_places():
     assert target._begun is not None
 
 
+def test_a_row_begun_is_run_again_where_a_graph_is_captured_over_its_place(counted: Counted):
+    """The cache grows with the chain, and a graph's first forward is of another token."""
+    target = target_of()
+    made, (seq,) = graphed(target), open_at(target, 57)
+    drafted(target, seq, 3, 4, 5, 6)
+    while target._cache.num_free_blocks:
+        target._cache.reserve(target.open(1), 1)
+    target.foresee(seq, range(58, 62), there(2), there(7))
+    assert target._begun is not None
+    target.commit(seq, 3)
+    captures, tokens = made.captures, (7, 8, 9, 10, 11, 12)
+    found = drafted(target, seq, *tokens)
+    assert made.captures > captures and counted.begun == []
+    assert relative_error(found, own_at(target, seq, *tokens)) < BOUND
+
+
 @pytest.mark.parametrize("rule", [None, "coupled", "block"])
 @pytest.mark.parametrize("wrong", [0.0, 0.3])
 def test_texts_are_the_same_where_chains_begin_ahead(
@@ -282,15 +299,43 @@ def test_texts_are_the_same_where_chains_begin_ahead(
 
 
 def test_who_asks_to_be_told_of_a_round_waits_for_nothing_else(counted: Counted):
+    """Without a hint what a chain that was kept whole leaves unread costs no forward of its own."""
     target, draft = target_of(), target_of()
     graphed(target)
     graphed(draft)
+    forwards: list[int] = []
+    draft.model.register_forward_hook(lambda *_: forwards.append(1))
     for logprobs in (None, 1):
         sampling = SamplingParams(temperature=0.0, ignore_eos=True, logprobs=logprobs)
-        made = SpeculativeDecoder(draft, target, SpeculativeDecoderConfig(k=2, sampling=sampling))
+        config = SpeculativeDecoderConfig(k=3, sampling=sampling)
+        made = SpeculativeDecoder(draft, target, config)
+        made.generate(PROMPTS[1], 24, seed=5)
+        made.reset_metrics()
         counted.begun.clear()
-        made.generate(PROMPTS[1], 8, seed=5)
+        forwards.clear()
+        made.generate(PROMPTS[1], 24, seed=5)
+        assert made.metrics.acceptance_rate == 1.0
         assert bool(counted.begun) == (logprobs is None)
+    if DEVICE.type == "cpu":
+        assert len(forwards) == 3 * made.metrics.rounds
+
+
+def test_a_narrower_draft_model_begins_ahead_too(counted: Counted):
+    """A token that it does not have is read as its last; and one drafted token a round."""
+    target = target_of()
+    few = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    shape = {**SHAPE, **few, "vocab_size": target.vocab_size // 2}
+    draft = HuggingFaceTarget(with_weights(LlamaConfig(**shape)).to(DEVICE))
+    graphed(target)
+    graphed(draft)
+    sampling = SamplingParams(temperature=1.0, ignore_eos=True)
+    for k in (1, 3):
+        made = SpeculativeDecoder(draft, target, SpeculativeDecoderConfig(k=k, sampling=sampling))
+        found = made.generate(PROMPTS[0], 16, seed=5)
+        assert max(found) >= draft.vocab_size and True in counted.begun
+        assert False not in counted.begun
+        with target.uncompiled(), draft.uncompiled():
+            assert made.generate(PROMPTS[0], 16, seed=5) == found
 
 
 def texts(
@@ -370,20 +415,22 @@ def test_controls_that_look_at_drafted_tokens_have_them_read(counted: Counted):
     assert found != texts(target, draft, 1.0)
 
 
+@pytest.mark.parametrize("depth", [0, 3])
 def test_an_interrupt_while_a_round_is_waited_for_loses_nothing(
-    monkeypatch: pytest.MonkeyPatch, counted: Counted
+    monkeypatch: pytest.MonkeyPatch, counted: Counted, depth: int
 ):
-    target = target_of()
+    target, draft = target_of(), target_of()
     graphed(target)
+    graphed(draft)
     wanted = texts(target, None, 0.0)[2]
-    engine = Engine(target, ModelDrafter(target_of()), Emitter(None))
+    engine = Engine(target, ModelDrafter(draft), Emitter(None))
     sampling = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
-    requests = Requests(engine, depth=0, end_tokens=frozenset())
+    requests = Requests(engine, depth=depth, end_tokens=frozenset())
     wait, waits = host.Reading.wait, [0]
 
     def broken(reading: host.Reading) -> list[Tensor]:
         waits[0] += 1
-        if waits[0] in (5, 6, 11):
+        if waits[0] in (4, 5, 8):
             raise KeyboardInterrupt
         return wait(reading)
 
@@ -396,4 +443,4 @@ def test_an_interrupt_while_a_round_is_waited_for_loses_nothing(
             except KeyboardInterrupt:
                 interrupts += 1
         assert made[0].tokens[len(PROMPTS[0]) :] == wanted
-    assert interrupts == 3 and True in counted.scored
+    assert interrupts == 3 and True in (counted.begun if depth else counted.scored)

@@ -450,11 +450,11 @@ def test_rows_that_are_written_together_are_those_written_one_by_one(reach: Reac
     for slots in (Slots(150, 64, ()), Slots(150, None, (7, 2, 5))):
         size = layout.size + len(slots.blocks)
         together_Kn = np.full((90, size), -1)
-        last = Plan((Span(0, 1, 10_000, slots, None, None, 1),), torch.tensor([149]))
+        last = Plan((Span(0, 1, 60, slots, None, None, 1),), torch.tensor([149]))
         assert write_each(together_Kn, last, reach, layout) == size
         for numbers_n, count in zip(together_Kn, range(61, 151), strict=True):
             alone_n, place = np.zeros(size, np.int64), torch.tensor([count - 1])
-            span = Span(0, 1, 10_000, replace(slots, count=count), None, None, 1)
+            span = Span(0, 1, count - 1, replace(slots, count=count), None, None, 1)
             end = write_numbers(alone_n, Plan((span,), place), reach, layout)
             assert numbers_n[:end].tolist() == alone_n[:end].tolist(), count
 
