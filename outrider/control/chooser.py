@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Sequenced
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from outrider.control import plans
-from outrider.control.knowledge import Knowledge
+from outrider.control.book import Book
+from outrider.control.knowledge import SAMPLE_EVERY, Knowledge
 from outrider.control.plans import Class, Drawing, Plan, Times
-from outrider.control.rounds import Choice, Stake, View
+from outrider.control.rounds import Choice, Offer, Stake, View
 from outrider.control.settings import ControlSettings
 from outrider.control.sizes import rows_of, sizes_of
 from outrider.decoding import rule_named
 from outrider.drafters.base import Drafter
+from outrider.drafters.stop import Stop
 from outrider.sequence import Sequence
 from outrider.tree import TreeBudget
 
@@ -21,13 +23,14 @@ HYSTERESIS = 1.03
 MANY = 0.03
 """Of many texts so much more must be promised than plain decoding makes, of two half of it: by what
 some are ahead of the others when drafting ends, nothing was saved."""
-SAMPLE_EVERY = 12
-"""Rounds between two samples of a drafter; none where the last one was kept whole."""
 LOOK_AGAIN = 4
 """Rounds after which it is looked anew whether a sample can be afforded."""
 SAMPLE_DEPTH = 2
 WEIGH_AGAIN = 4
 """Rounds after which a drafter that stands idle is weighed anew where nothing has changed."""
+STANDS, SETTLED = 32, 4
+"""Rounds for which a plan for a text by itself stands at most, as finding it takes more than all
+the rest of a round; one for so many drafts that were seen of its drafter."""
 
 NOTHING = Plan(None, 0, 0.0, 0.0)
 _CHAINS = (None,)
@@ -75,6 +78,80 @@ class _Weighed:
         return all(cap == before or depth <= cap < before for before, cap in alike)
 
 
+@dataclass(slots=True)
+class _Stands:
+    """A plan for a text by itself, found where `most` tokens might be drafted.
+
+    It stands until some round, or until a further sample of its drafter. `short` are those for
+    fewer tokens than it drafts.
+    """
+
+    plan: Plan | None
+    stop: Stop | None
+    until: int
+    sampled: int
+    most: int
+    depth: int
+    rate_tok_s: float
+    short: dict[int, _Stands] = field(default_factory=dict[int, "_Stands"])
+
+    def up_to(self, most: int) -> _Stands:
+        """The plan where no more tokens may be drafted than these."""
+        found = self.short.get(most)
+        if found is None:
+            plan = None if self.plan is None else self.plan.up_to(most)
+            rate = 0.0 if plan is None else plan.rate_tok_s
+            found = _Stands(plan, self.stop, self.until, self.sampled, most, most, rate)
+            self.short[most] = found
+        return found
+
+
+class _Alone:
+    """Plans for rounds of one text that stand for a while, whichever text it is.
+
+    By who drafts, and by the class of what is known of the text: a plan is the same for all who are
+    of one. They go by one record of times, and end with it.
+
+    Attributes:
+        times, rule: what they are for.
+        certain: whether look-ups are let through.
+        books: the drafters that draw and are let through, and what is known of them.
+    """
+
+    def __init__(self, times: Times, rule: str, known: Knowledge) -> None:
+        self.times, self.rule = times, rule
+        self.certain = False
+        self.books: list[tuple[int, Book]] = []
+        self._known = known
+        self._plans: dict[tuple[bool, int, int], _Stands] = {}
+
+    def get(self, key: tuple[bool, int, int], most: int) -> _Stands | None:
+        """What stands for such a round, in which so many tokens may be drafted at most.
+
+        The key is whether it is of look-ups, whose, and the class of the text.
+        """
+        found = self._plans.get(key)
+        if found is None or self._known.now >= found.until:
+            return None
+        if found.sampled != self._known.sampled[key[1]]:
+            return None
+        if found.depth > most:
+            return found.up_to(most)
+        # One that went as far as it might have goes further where it may.
+        return found if most <= found.most or found.depth < found.most else None
+
+    def put(
+        self, key: tuple[bool, int, int], most: int, plan: Plan | None, stop: Stop | None
+    ) -> _Stands:
+        """It stands from now on, the longer the more is known of its drafter."""
+        known, arm = self._known, key[1]
+        until = known.now + min(STANDS, 1 + known.heard[arm] // SETTLED)
+        depth, rate = (0, 0.0) if plan is None else (plan.depth, plan.rate_tok_s)
+        found = _Stands(plan, stop, until, known.sampled[arm], most, depth, rate)
+        self._plans[key] = found
+        return found
+
+
 class Chooser:
     """Chooses a plan for each round.
 
@@ -99,10 +176,20 @@ class Chooser:
             (arm for arm, one in enumerate(drafters) if one.name == settings.fallback), None
         )
         self.at_work: int | None = None
+        # Tokens that a drafter reads along with a round's first level.
+        self._usual = settings.max_depth + 2
         self._plans: dict[int, _Weighed] = {}
+        self._alone = _Alone(Times(1, 1.0, ()), "", known)
+        # Until when the luck with a drafter that stands idle was forgotten.
+        self._forgot = [0] * len(drafters)
 
     def choose(self, view: View) -> Choice:
-        """The plan, and why."""
+        """The plan, why, and when a chain is to end sooner."""
+        choice = self._chosen(view)
+        choice.stop = self._stop(view, choice.plan)
+        return choice
+
+    def _chosen(self, view: View) -> Choice:
         times = view.times
         # A round that reads prompts, however little of them, times no plain decoding.
         if not view.prompt_rows and self._known.plain_due(len(view.texts), view.context):
@@ -126,9 +213,61 @@ class Chooser:
                     best, why = one, FALLBACK
         self.at_work = best.arm
         sample = self._sample(view, times, found, best, due) if view.clean else None
-        # In a text's first round nobody who draws is asked.
-        lasts = all(state.rounds for state in view.states)
-        return Choice(best, why, lasts=lasts) if sample is None else sample
+        return Choice(best, why) if sample is None else sample
+
+    def again(self, view: View) -> Choice | None:
+        """The choice for one text by plans that stand, chains alone.
+
+        None where one of them is to be found, or more than these is to be weighed.
+        """
+        text, state, offer = view.texts[0], view.states[0], view.offers[0]
+        alone, known, times = self._alone, self._known, view.times
+        if times is None or state.guards:
+            return None
+        best, stop, why = times.plain, None, PLAIN
+        due, held = best.rate_tok_s, None
+        if offer is not None and alone.certain:
+            found = self._taken(offer, times)
+            if found.plan is not None and found.rate_tok_s > due:
+                best, why, due = found.plan, MOST, found.rate_tok_s
+        for arm, book in alone.books:
+            found = self._drawn(arm, book.cell(text.key), view, times)
+            plan, rate = found.plan, found.rate_tok_s
+            if plan is None:
+                continue
+            if len(text.tokens) - state.read.get(arm, 0) > self._usual:
+                plan = self._behind_reading(plan, view, times)
+                rate = plan.rate_tok_s
+            if arm == self.at_work:
+                held = plan, found.stop, rate
+            if rate > due:
+                best, stop, why, due = plan, found.stop, MOST, rate
+        if held is not None and held[0] is not best and due < HYSTERESIS * held[2]:
+            best, stop, why = held[0], held[1], HELD
+        if why == PLAIN and self._fallback is not None:
+            return None
+        idle: list[int | None] = [arm for arm, _ in alone.books if arm != best.arm]
+        if offer is not None and (best.arm is not None or not best.depth):
+            idle.append(None)
+        if any(known.looks(kind, 1, alone=True) for kind in idle):
+            return None
+        self.at_work = best.arm
+        return Choice(best, why, None, stop)
+
+    def renew(self, view: View) -> None:
+        """What stands for one text goes by the times of `view`, and by what is let through now."""
+        assert view.times is not None
+        if self._alone.rule != view.rule or not self._alone.times.like(view.times):
+            self._alone = _Alone(view.times, view.rule, self._known)
+        alone, known, now = self._alone, self._known, self._known.now
+        alone.certain, alone.books = self._allowed(None, view), []
+        for arm in self._drawing_arms:
+            book = known.book(arm, view.rule)
+            if arm != self.at_work:
+                book.cells(view.texts, min(now - self._forgot[arm], 2 * WEIGH_AGAIN))
+            self._forgot[arm] = now
+            if self.serves(arm, view.rule) and self._allowed(arm, view):
+                alone.books.append((arm, book))
 
     def forget(self) -> None:
         """Texts have changed: nothing is taken for found."""
@@ -145,6 +284,8 @@ class Chooser:
     def _alternatives(self, view: View, times: Times) -> list[Plan]:
         """The best plan of each kind that is allowed now."""
         found: list[Plan | None] = []
+        if len(view.texts) == 1 and view.trees is None and not view.states[0].guards:
+            return self._by_itself(view, times)
         if any(view.offers) and self._allowed(None, view):
             chances = [() if offer is None else offer.survival for offer in view.offers]
             found.append(plans.certain(times, chances, view.lefts))
@@ -152,6 +293,53 @@ class Chooser:
             if self.serves(arm, view.rule):
                 found.append(self._plan_of(arm, view, times))
         return [one for one in found if one is not None]
+
+    def _by_itself(self, view: View, times: Times) -> list[Plan]:
+        """The same for one text and chains: what stands, and what is found now and is to stand."""
+        self.renew(view)
+        text, state, offer = view.texts[0], view.states[0], view.offers[0]
+        alone, found = self._alone, list[Plan | None]()
+        if offer is not None and alone.certain:
+            found.append(self._taken(offer, times).plan)
+        # In a text's first round nobody who draws is asked.
+        for arm, book in alone.books if view.caps[0] and state.rounds else ():
+            plan = self._drawn(arm, book.cell(text.key), view, times).plan
+            if plan is not None and len(text.tokens) - state.read.get(arm, 0) > self._usual:
+                plan = self._behind_reading(plan, view, times)
+            found.append(plan)
+        return [one for one in found if one is not None]
+
+    def _taken(self, offer: Offer, times: Times) -> _Stands:
+        """How much to take of one text's offer."""
+        key, most = (True, offer.arm, offer.cell), len(offer.tokens)
+        found = self._alone.get(key, most)
+        if found is None:
+            found = self._alone.put(key, most, plans.certain(times, [offer.survival]), None)
+        return found
+
+    def _drawn(self, arm: int, cell: int, view: View, times: Times) -> _Stands:
+        """How deep to draft for one text of such a class."""
+        key, most = (False, arm, cell), view.caps[0]
+        found = self._alone.get(key, most)
+        if found is None:
+            plan = plans.drawn(times, self._drawing(arm, view, times, None, 0, alone=True))
+            stop = None if plan is None else self._stop(view, plan)
+            found = self._alone.put(key, most, plan, stop)
+        return found
+
+    def _behind_reading(self, plan: Plan, view: View, times: Times) -> Plan:
+        """The plan, where the drafter has to read the text first; another depth is no better.
+
+        What reading takes is spread over the tokens still to come.
+        """
+        arm, known = plan.arm, self._known
+        assert arm is not None
+        _, level_s = known.draft_s(arm, 1, times)
+        reading_s = view.unread(arm, 0) / known.left(view.texts[0])
+        more_s = reading_s * known.token_s(arm, level_s, times)
+        tokens = plan.rate_tok_s * plan.expected_s
+        seconds = plan.expected_s + more_s * tokens
+        return Plan(arm, plan.depth, tokens / seconds, seconds)
 
     def _plan_of(self, arm: int, view: View, times: Times) -> Plan | None:
         """A drafter's best plan; of one that stands idle it is not found anew in each round.
@@ -166,7 +354,7 @@ class Chooser:
             if alike or arm != self.at_work:
                 return known.plan
         if arm != self.at_work:
-            # A choice for one text stands twice as long at most.
+            # One text's is found anew half as often.
             most = WEIGH_AGAIN if len(view.texts) > 1 else 2 * WEIGH_AGAIN
             idle = 1 if known is None else min(now - known.at, most)
         plan = self._best_of(arm, view, times, idle)
@@ -215,11 +403,19 @@ class Chooser:
         return self._known.allows(arm, view, trees=trees)
 
     def _drawing(
-        self, arm: int, view: View, times: Times, trees: TreeBudget | None, idle: int
+        self,
+        arm: int,
+        view: View,
+        times: Times,
+        trees: TreeBudget | None,
+        idle: int,
+        *,
+        alone: bool = False,
     ) -> Drawing:
         """A drafter as it stands for the texts that it could draft for.
 
-        It was idle for so many rounds since it was weighed last.
+        It was idle for so many rounds since it was weighed last. `alone`: without what it has to
+        read first.
         """
         known, drawing_trees = self._known, trees is not None
         book = known.book(arm, view.rule, trees)
@@ -228,7 +424,7 @@ class Chooser:
             idle = 1
         start_s, level_s = known.draft_s(arm, len(view.texts), times, trees)
         classes: dict[tuple[int, int], list[int]] = {}
-        reading, usual = 0.0, self._settings.max_depth + 2
+        reading = 0.0
         # Once for each text: what is asked of the view elsewhere is written out.
         cells = book.cells(view.texts, idle)
         every = zip(view.texts, view.states, view.caps, cells, strict=True)
@@ -237,8 +433,8 @@ class Chooser:
                 continue
             if state.guards and not state.allows(known.now, arm, trees=drawing_trees):
                 continue
-            unread = len(text.tokens) - state.read.get(arm, 0)
-            if unread > usual:
+            unread = 0 if alone else len(text.tokens) - state.read.get(arm, 0)
+            if unread > self._usual:
                 reading += unread / (view.lefts[b] if view.lefts else known.left(text))
             classes.setdefault((cell, cap), []).append(b)
         most = max(view.caps, default=0)
@@ -271,9 +467,7 @@ class Chooser:
         known = self._known
         for kind in (None, *self._weighed(view)):
             chosen = best.depth > 0 and kind == best.arm
-            looked_at = known.due.get(kind, 0) <= known.now and not known.too_dear(
-                kind, len(view.texts)
-            )
+            looked_at = known.looks(kind, len(view.texts), alone=view.trees is None)
             if not looked_at or (chosen and (kind is None or view.trees is None)):
                 continue
             taken = next((one for one in found if one.arm is None), None)
@@ -297,6 +491,24 @@ class Chooser:
                 known.due[kind] = known.now + SAMPLE_EVERY
                 return Choice(plan, SAMPLED, stake, lasts=False)
         return None
+
+    def _stop(self, view: View, plan: Plan) -> Stop | None:
+        """How likely a chain must be kept whole for the drafter to go on: as the next level costs.
+
+        The token that stops the draft stays in it. Chains alone are ended so, of greedy texts, and
+        no samples.
+        """
+        arm = plan.arm
+        if arm is None or not plan.depth or view.times is None:
+            return None
+        if view.rule != "greedy" or plan.only is not None or plan.trees is not None:
+            return None
+        num, levels = len(view.texts), plan.depth + 1
+        # In the mean: from one number of rows to the next the times step, and are noise.
+        row_s = (view.times.target_s(num * levels) - view.times.plain_s) / levels
+        _, level_s = self._known.draft_s(arm, num, view.times)
+        gain = plan.rate_tok_s / num * (level_s + row_s)
+        return self._known.book(arm, view.rule).confidence.stop(gain)
 
     def _other_size(self, arm: int, view: View, times: Times, best: Plan) -> Plan | None:
         """Chains or the largest trees of the drafter at work, whichever was not seen for long."""

@@ -16,20 +16,17 @@ from typing import Any
 
 import torch
 
-from outrider.control.book import Book
 from outrider.control.chooser import Chooser
 from outrider.control.costs import Costs
 from outrider.control.guard import Rest
 from outrider.control.knowledge import Knowledge
 from outrider.control.live import context_class
-from outrider.control.plans import Plan
-from outrider.control.rounds import Choice, Offer, Round, State, View
+from outrider.control.rounds import Offer, Round, State, View
 from outrider.control.settings import ControlSettings
 from outrider.control.sizes import Grown
 from outrider.decoding import Draft
 from outrider.drafters.base import Drafter, RoundDraws
 from outrider.drafters.combined import Parts, SeveralDrafters, named
-from outrider.drafters.stop import Stop
 from outrider.errors import InvalidConfig
 from outrider.sequence import Sequence
 from outrider.tree import TreeBudget
@@ -64,21 +61,17 @@ class _Quiet:
 
 @dataclass(slots=True)
 class _Standing:
-    """What holds for the next rounds of a text, too, while nothing is noted.
+    """A text of which rounds are chosen for by what stands, as long as asking pays.
 
     Attributes:
         texts: the list that was asked for.
-        noted: the number of what was noted last.
         view: the round; its offers and how deep it may be are those of the round at hand.
-        books: of the drafters that draw.
-        chosen: choices, by the text's luck with those and by the chances of what was offered.
+        whole: whether more is to be looked at in the next one.
     """
 
     texts: Sequenced[Sequence]
-    noted: int
     view: View
-    books: Sequenced[Book]
-    chosen: dict[tuple[int, ...], Choice]
+    whole: bool = False
 
 
 class Controller(SeveralDrafters):
@@ -198,9 +191,8 @@ class Controller(SeveralDrafters):
         self._known.now += 1
         standing = self._standing
         if standing is not None:
-            if self._stands(standing, texts):
+            if texts is standing.texts:
                 return self._drafted(self._again(standing, depths[0], draws), draws)
-            # Other texts, or something was noted.
             self._standing = None
             self._note_asked()
         quiet = self._quiets.get(id(texts))
@@ -227,53 +219,36 @@ class Controller(SeveralDrafters):
         if max(caps) > most:
             caps = [min(depth, most) for depth in caps]
         view = self._view(texts, caps, draws)
-        choice = self._chosen(view)
-        if rest.pays and len(texts) == 1 and draws.trees is None and choice.lasts:
-            books = [self._known.book(arm, view.rule) for arm in self._drawing]
-            noted, chosen = self._known.noted, dict[tuple[int, ...], Choice]()
-            self._standing = _Standing(texts, noted, view, books, chosen)
-            chosen[self._key(self._standing)] = choice
+        choice = self._chooser.choose(view)
+        first = not all(state.rounds for state in view.states)
+        if rest.pays and len(texts) == 1 and draws.trees is None and not first:
+            self._standing = _Standing(texts, view)
         return self._drafted(Round.of(view, choice), draws)
 
-    def _stands(self, standing: _Standing, texts: Sequenced[Sequence]) -> bool:
-        """Whether this round is like the last one; what waited to be compared is."""
-        if texts is not standing.texts:
-            return False
-        (state,) = standing.view.states
-        if state.pending:
-            self._known.compare(texts[0], state, 1.0)
-        return standing.noted == self._known.noted
-
     def _again(self, standing: _Standing, depth: int, draws: RoundDraws) -> Round:
-        """A round like the last one: the choice is found anew where it was not made yet.
-
-        One that is not as deep as may be stays what it is where the text ends sooner.
-        """
-        view, cap = standing.view, min(depth, self.settings.max_depth)
-        view.caps = [cap]
+        """A round of a text whose last one was chosen for, too: by what stands, or anew."""
+        view, (state,) = standing.view, standing.view.states
+        if state.pending:
+            self._known.compare(view.texts[0], state, 1.0)
+        view.caps = [min(depth, self.settings.max_depth)]
         view.offers = self._offers(view.texts, view.states, view.caps, draws)
-        choice = standing.chosen.get(self._key(standing))
-        if choice is None or choice.plan.depth > cap:
-            choice = self._chosen(view)
-            if choice.lasts:
-                # Weighing those who stand idle has changed the text's luck with them.
-                standing.chosen[self._key(standing)] = choice
-        else:
-            self._chooser.at_work = choice.plan.arm
+        choice = None if standing.whole else self._chooser.again(view)
+        if choice is None:
+            standing.whole = False
+            choice = self._chooser.choose(view)
         return Round.of(view, choice)
 
-    @staticmethod
-    def _key(standing: _Standing) -> tuple[int, ...]:
-        """What a choice depends on while nothing is noted; offers of one class share their list."""
-        (text,), (offer,) = standing.texts, standing.view.offers
-        offered = 0 if offer is None else id(offer.survival)
-        return offered, *[book.cell(text.key) for book in standing.books]
-
-    def _chosen(self, view: View) -> Choice:
-        """Whom to ask, and how likely a chain must be kept to go on."""
-        choice = self._chooser.choose(view)
-        choice.stop = self._stop(view, choice.plan)
-        return choice
+    def _renewed(self, standing: _Standing) -> _Standing | None:
+        """What stands behind rounds that were noted; None where it may be better not to ask."""
+        view, known = standing.view, self._known
+        (text,) = view.texts
+        view.context = context_class(len(text.tokens))
+        view.times = known.times(1, view.context, self.settings.max_depth)
+        if view.times is None or not self._rests[1, view.rule].pays:
+            return None
+        self._chooser.renew(view)
+        standing.whole = known.plain_due(1, view.context)
+        return standing
 
     def commit(self, text: Sequence, accepted: int) -> None:
         """Notes what was kept, and tells all of them where anybody was asked."""
@@ -294,9 +269,11 @@ class Controller(SeveralDrafters):
                 state.rounds += 1
             self._over.append((self._known.now, done, times))
             # What was chosen for this round alone, and where it may be better not to ask, at once.
-            waits = self._standing is not None and done.choice.lasts
-            if not waits or len(self._over) >= NOTED_TOGETHER:
+            standing = self._standing
+            if standing is None or not done.choice.lasts or len(self._over) >= NOTED_TOGETHER:
                 self._note_asked()
+                if standing is not None:
+                    self._standing = self._renewed(standing)
             else:
                 self._known.felt(done)
         elif resting and self._reads:
@@ -470,12 +447,31 @@ class Controller(SeveralDrafters):
             for text in current.view.texts if self._reading else ():
                 self._reading.pop(text.key, None)
             return self._taken(current, plan.lengths if plan.depth else [0] * num, draws)
+        if num == 1 and plan.trees is None:
+            return self._drawn(current, plan.arm, [self._depth_of_one(current, plan.arm)], draws)
         depths, lengths = self._shared_out(current, plan.arm)
         drawn = self._drawn(current, plan.arm, depths, draws)
         if not any(lengths):
             return drawn
         taken = self._taken(current, lengths, draws)
         return Parts([drawn, taken], [0, 0]).side_by_side([length > 0 for length in lengths])
+
+    def _depth_of_one(self, current: Round, arm: int) -> int:
+        """How deep a text by itself is drafted for; what it was offered was weighed already."""
+        view, key = current.view, current.view.texts[0].key
+        text, state, tokens = view.texts[0], view.states[0], len(view.texts[0].tokens)
+        if self._reading.get(key) != arm:
+            self._reading[key] = arm
+            if self.drafters[arm].unread(text) > READ_AHEAD:
+                # If that is more than a chunk it is read so, between other texts' rounds.
+                current.waiting = True
+                return 0
+        depth = min(view.caps[0], self._deepest(current, arm))
+        current.served[0], current.asked[0] = arm, depth
+        current.cells[0] = self._known.book(arm, view.rule).cell(key)
+        current.unread = tokens - state.read.get(arm, 0)
+        state.read[arm] = tokens
+        return depth
 
     def _taken(self, current: Round, lengths: Sequenced[int], draws: RoundDraws) -> Draft:
         """The first tokens of certain drafts."""
@@ -547,7 +543,11 @@ class Controller(SeveralDrafters):
         """The chosen drafter's draft."""
         drafter = self.drafters[arm]
         trees = current.plan.trees
-        with drafter.stopping(current.choice.stop), _bounded(draws, trees):
+        stop = current.choice.stop
+        with (
+            nullcontext() if stop is None else drafter.stopping(stop),
+            _bounded(draws, trees),
+        ):
             started = self._clock()
             draft = drafter.propose(current.view.texts, depths, draws)
             current.drawn_s = self._clock() - started
@@ -558,24 +558,6 @@ class Controller(SeveralDrafters):
         elif draft.worth_BN is not None:
             current.worths = draft.worth_BN.tolist()
         return named(draft, self._first[arm])
-
-    def _stop(self, view: View, plan: Plan) -> Stop | None:
-        """How likely a chain must be kept whole for the drafter to go on: as the next level costs.
-
-        The token that stops the draft stays in it. Chains alone are ended so, of greedy texts, and
-        no samples.
-        """
-        arm = plan.arm
-        if arm is None or not plan.depth or view.times is None:
-            return None
-        if view.rule != "greedy" or plan.only is not None or plan.trees is not None:
-            return None
-        num, levels = len(view.texts), plan.depth + 1
-        # In the mean: from one number of rows to the next the times step, and are noise.
-        row_s = (view.times.target_s(num * levels) - view.times.plain_s) / levels
-        _, level_s = self._known.draft_s(arm, num, view.times)
-        gain = plan.rate_tok_s / num * (level_s + row_s)
-        return self._known.book(arm, view.rule).confidence.stop(gain)
 
 
 def _most_rows(caps: Sequenced[int], draws: RoundDraws) -> int:

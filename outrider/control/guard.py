@@ -22,6 +22,8 @@ machine is no fault of the drafter's."""
 REMEMBERED = 7
 ASKED = 64
 """Rounds of one text in which drafters are asked before any is left out."""
+KNOWN = 24
+"""Rounds of one text behind which it is thought known that asking pays."""
 ASKED_TEXTS = 16
 """Of so many texts or more a sixteenth of that: they tell as much."""
 LONGEST_REST = 64
@@ -173,7 +175,7 @@ class Rest:
         # A clock may be too coarse to see a round at all.
         lost = -self._saved_s / max(self._spent_s, 1e-9)
         longest = min(LONGEST_REST, int(lost / half_of_many(WORTH, texts)))
-        self.pays = longest < 1 and self._asked >= ASKED
+        self.pays = longest < 1 and self._asked >= KNOWN
         if not last:
             return
         if longest < 1:

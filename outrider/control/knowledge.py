@@ -23,6 +23,9 @@ BUDGET = 0.02
 drafted for, and all wait."""
 SAVED_UP = 30
 """Rounds of which the share may be saved up, beside one round whole; or what the sample costs."""
+SAMPLE_EVERY = 12
+"""Rounds between two samples of a drafter; none where the last one was kept whole. One text's needs
+none so long behind a draft of it that was chosen."""
 PLAIN_AT_FIRST = 2
 """Plain rounds that are timed before anything else; of another kind of rounds one is."""
 PLAIN_AGAIN = (8, 256)
@@ -50,6 +53,7 @@ class Knowledge:
             rule.
         due: the first round in which it is looked whether to sample.
         heard: of each drafter, drafts of which it was seen what was kept.
+        sampled: of each drafter, samples of what it draws.
         noted: another number whenever something was noted.
         tallies: by the names of who drafted.
     """
@@ -83,6 +87,9 @@ class Knowledge:
         self._asking: dict[int, Pace] = {}
         self.due: dict[int | None, int] = dict.fromkeys(kinds, 0)
         self.heard = [0] * len(self._names)
+        self.sampled = [0] * len(self._names)
+        # The last round for which each drafter's chains were chosen.
+        self._served = [-SAMPLE_EVERY] * len(self._names)
         self.noted = 0
         self.tallies: dict[str, Tally] = {}
         self._together: dict[frozenset[int | None], Tally] = {}
@@ -114,6 +121,18 @@ class Knowledge:
         """Whether the ledger of a choice in rounds like this one lets it through."""
         found = self.guards.get((arm, trees, len(view.texts).bit_length(), view.rule))
         return found is None or found.allows(self.now)
+
+    def looks(self, kind: int | None, num_texts: int, *, alone: bool) -> bool:
+        """Whether it is to be looked whether a sample of who was not chosen can be afforded.
+
+        `alone`: chains alone are drafted, so that one that was chosen tells as much as a sample.
+        """
+        if self.due.get(kind, 0) > self.now:
+            return False
+        if kind is None or not alone or num_texts > 1:
+            return not self.too_dear(kind, num_texts)
+        seen = self.now - self._served[kind] < SAMPLE_EVERY
+        return not seen and not self.too_dear(kind, num_texts)
 
     def too_dear(self, kind: int | None, num_texts: int) -> bool:
         """Whether a sample, for these texts, was to lose more than twice what the budget has."""
@@ -216,7 +235,7 @@ class Knowledge:
 
     def _drafted(self, done: Round) -> None:
         """A drafter that draws was at work."""
-        arm, times, seconds = done.plan.arm, done.view.times, done.drawn_s
+        arm, times, seconds = done.choice.plan.arm, done.view.times, done.drawn_s
         own = zip(done.served, done.taken, strict=True)
         num = sum(served == arm and not taken for served, taken in own)
         if arm is None or times is None or not num or not done.levels:
@@ -262,7 +281,7 @@ class Knowledge:
         None where the round does not tell: of a sample, of one that read prompts, and where plain
         decoding was not timed.
         """
-        view, plan = done.view, done.plan
+        view, plan = done.view, done.choice.plan
         num, rows = len(view.texts), sum(done.offered)
         made = num + sum(done.kept.values())
         target_s = times.score_s + times.verify_s + times.commit_s
@@ -333,7 +352,7 @@ class Knowledge:
 
         It is worth so many plain rounds. Seconds that were saved, and that the round took.
         """
-        view, plan = done.view, done.plan
+        view, plan = done.view, done.choice.plan
         num, expected_s = len(view.texts), max(plan.expected_s, plain_s, 1e-9)
         key = (plan.arm, plan.trees is not None, num.bit_length(), view.rule)
         pace = self._paces.get(key)
@@ -364,15 +383,16 @@ class Knowledge:
     def felt(self, done: Round) -> None:
         """What was kept changes the luck of texts, whenever the rest of the round is noted."""
         done.felt = True
-        for b, (text, arm) in enumerate(zip(done.view.texts, done.served, strict=True)):
+        for b, arm in enumerate(done.served):
             if arm is not None:
-                taken, kept = done.taken[b], done.kept.get(text.key, 0)
-                book = self.book(arm, text.rule, None if taken else done.plan.trees)
-                book.felt(text.key, kept, done.offered[b] if taken else done.drawn(b))
+                text, taken = done.view.texts[b], done.taken[b]
+                book = self.book(arm, text.rule, None if taken else done.choice.plan.trees)
+                offered = done.offered[b] if taken else done.drawn(b)
+                book.felt(text.key, done.kept.get(text.key, 0), offered)
 
     def _keep(self, done: Round) -> None:
         """What was kept of whose tokens."""
-        view, plan = done.view, done.plan
+        view, plan = done.view, done.choice.plan
         trees, sample = plan.trees, plan.only is not None
         for b, text in enumerate(view.texts):
             arm, asked, offered = done.served[b], done.asked[b], done.offered[b]
@@ -391,6 +411,10 @@ class Knowledge:
                 # A text it cannot draft for says nothing of others.
                 continue
             if trees is None:
+                if sample:
+                    self.sampled[arm] += 1
+                else:
+                    self._served[arm] = self.now
                 self._offer(arm, asked, levels)
                 if done.worths is not None:
                     book.confidence.saw(done.worths[b][:offered], kept)

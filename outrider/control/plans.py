@@ -20,6 +20,9 @@ CHANCE = 0.5
 LEAST = 0.05
 """A drafted token less likely to be kept than this is not weighed at all."""
 
+ALIKE, PLACES = 0.08, (1, 2, 4, 6, 8, 12, 16)
+"""Shares by which times are alike, at so many rows."""
+
 
 @dataclass(slots=True)
 class Plan:
@@ -36,6 +39,7 @@ class Plan:
         last: tokens that it promises beyond the target's to the text that will end last.
         lag: how many less these are than what the texts that may be that one gain in the mean.
         ending: these texts, by their numbers.
+        along: of one text the tokens and the seconds that each depth up to this one promises.
     """
 
     arm: int | None
@@ -48,6 +52,17 @@ class Plan:
     last: float = 0.0
     lag: float = 0.0
     ending: Sequenced[int] = ()
+    along: Sequenced[tuple[float, float]] = ()
+
+    def up_to(self, depth: int) -> Plan | None:
+        """The best of one text's shorter ones, by as many tokens at most; None for none."""
+        promised = [(tokens / seconds, tokens, seconds) for tokens, seconds in self.along[:depth]]
+        if not promised:
+            return None
+        rate, _, seconds = best = max(promised)
+        own = promised.index(best) + 1
+        lengths = (own,) if self.lengths else ()
+        return Plan(self.arm, own, rate, seconds, lengths, along=self.along[:own])
 
     def counted_tok_s(self, texts: int, uneven: float) -> float:
         """Its rate in a round of so many texts, as if all gained like those that will end last.
@@ -83,6 +98,19 @@ class Times:
         if self._plain is None:
             self._plain = Plan(None, 0, self.texts / self.plain_s, self.plain_s)
         return self._plain
+
+    def like(self, other: Times) -> bool:
+        """Whether plans by these times are as good by the others, within noise."""
+        if self is other:
+            return True
+        if self.texts != other.texts or self.most != other.most:
+            return False
+        own, others = self.curve, other.curve
+        if len(own) != len(others):
+            return False
+        places = [row for row in PLACES if row < len(own)]
+        pairs = [(self.plain_s, other.plain_s), *((own[row], others[row]) for row in places)]
+        return all(abs(one - two) <= ALIKE * one for one, two in pairs)
 
     def turns(self, first: int, end: int) -> list[int]:
         """Rows between these two at which the curve turns; it is straight elsewhere."""
@@ -159,6 +187,7 @@ def drawn(times: Times, drawing: Drawing) -> Plan | None:
     # The least that a further level takes.
     more_s = level_s if num > 4 else level_s * min(offered, default=1.0)
     alone = classes[0].survival if len(classes) == 1 else None
+    along = list[tuple[float, float]]()
     for level in range(most):
         if alone is not None:
             gained, texts = num * alone[level], num
@@ -189,11 +218,14 @@ def drawn(times: Times, drawing: Drawing) -> Plan | None:
         row = min(int(at), last)
         target_s = beside_s + curve[row] + (at - row) * (curve[row + 1] - curve[row])
         seconds = spent + max(plain_s, target_s) + read_s * tokens
+        along.append((tokens, seconds))
         if tokens > best_rate * seconds:
             best_rate, best_depth, best_s = tokens / seconds, level + 1, seconds
     if not best_depth:
         return None
     plan = Plan(drawing.arm, best_depth, best_rate, best_s, trees=drawing.trees)
+    if times.texts == 1:
+        plan.along = along[:best_depth]
     if drawing.lefts:
         gains, squares = [0.0] * times.texts, [0.0] * times.texts
         for one in classes:
@@ -275,6 +307,7 @@ def certain(
     beside_s = times.plain_s - curve[times.texts]
     tokens, rows, seconds = float(times.texts), 0, times.plain_s
     best, best_rows, best_rate, best_s = 0, 0, 0.0, 0.0
+    along = list[tuple[float, float]]()
     for taken, (chance, members) in enumerate(steps, start=1):
         num = min(len(members), room - rows)
         if not num or tokens + min(left, room - rows) * chance <= best_rate * seconds:
@@ -286,6 +319,7 @@ def certain(
             tokens = before + end * chance
             # As `target_s` of whole rows.
             seconds = max(times.plain_s, beside_s + curve[min(end, last)])
+            along.append((tokens, seconds))
             if tokens > best_rate * seconds:
                 best, best_rows = taken, end - times.texts
                 best_rate, best_s = tokens / seconds, seconds
@@ -297,6 +331,8 @@ def certain(
             lengths[b] += 1
         best_rows -= len(members)
     plan = Plan(None, max(lengths), best_rate, best_s, tuple(lengths))
+    if times.texts == 1:
+        plan.along = along[:best]
     if lefts:
         gains, squares = [0.0] * times.texts, [0.0] * times.texts
         for b, length in enumerate(lengths):

@@ -227,18 +227,20 @@ def test_who_stands_idle_is_weighed_anew_every_few_rounds_or_when_something_has_
     monkeypatch.setattr(plans, "drawn", lambda *given: rounds.append(known.now) or drawn(*given))
     monkeypatch.setattr("outrider.control.guard.ASKED", 10**9)
     monkeypatch.setattr(chooser, "forget", lambda: None)
-    world.run(400)
+    world.run(400, EIGHT[:2])
     began, before = known.now, len(rounds)
     heard = sum(one["rounds"] for name, one in world.controller.report().items() if name == "draft")
-    world.run(400)
+    world.run(400, EIGHT[:2])
     share = (len(rounds) - before) / (known.now - began)
     assert 1 / WEIGH_AGAIN <= share < 2 / WEIGH_AGAIN
     # What a sample said is weighed at once.
     arm, view = 0, chooser._plans[0]
-    fresh = SimpleNamespace(times=view.times, caps=list(view.caps), texts=view.texts, lefts=())
+    fresh = SimpleNamespace(
+        times=view.times, caps=list(view.caps), texts=view.texts, lefts=(9.0, 9.0)
+    )
     assert heard and view.holds(view.at + 1, known.heard[arm], fresh)
     assert not view.holds(view.at + 1, known.heard[arm] + 1, fresh)
     assert not view.holds(view.at + WEIGH_AGAIN, known.heard[arm], fresh)
-    for other in ({"times": replace(view.times)}, {"caps": [99]}, {"texts": ()}, {"lefts": [9.0]}):
+    for other in ({"times": replace(view.times)}, {"caps": [99]}, {"texts": ()}, {"lefts": ()}):
         changed = SimpleNamespace(**{**vars(fresh), **other})
         assert not view.holds(view.at + 1, known.heard[arm], changed)

@@ -265,9 +265,15 @@ def test_nobody_reads_ahead_for_who_is_not_asked(monkeypatch) -> None:
 
 def test_who_pays_is_asked_in_every_round(monkeypatch) -> None:
     world = World(monkeypatch)
-    seen = looked_at(world)
+    asked = list[int]()
+    propose = world.model.propose
+    monkeypatch.setattr(
+        world.model, "propose", lambda *given: asked.append(1) or propose(*given), raising=False
+    )
     world.run(400)
-    assert len(seen) == world.controller._known.now
+    report = world.controller.report()
+    assert RESTING not in report["none"]["reasons"]
+    assert len(asked) == report["draft"]["rounds"] > 0.9 * world.controller._known.now
 
 
 def test_what_counts_is_what_the_last_texts_gain() -> None:

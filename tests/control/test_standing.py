@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
+from operator import mul
 from types import SimpleNamespace
 
 import pytest
 
-from outrider.control import Controller, plans
+from outrider.control import Controller, ControlSettings, plans
+from outrider.control import chooser as chooser_module
 from outrider.control import controller as module
-from outrider.control.chooser import MOST, TIMED
-from outrider.control.guard import Rest
+from outrider.control.chooser import MOST, SETTLED, STANDS, TIMED, Chooser
+from outrider.control.guard import KNOWN, Rest
+from outrider.control.knowledge import RESTING
+from outrider.control.plans import Class, Drawing, Plan, Times
 from outrider.drafters import ModelDrafter
 from outrider.engine import Emitter, Engine, Requests
 from outrider.models.protocol import ProtocolTarget
@@ -79,49 +85,165 @@ def test_rounds_are_noted_together_where_asking_pays_and_at_once_where_it_does_n
     assert set(late) <= set(range(module.NOTED_TOGETHER))
     assert late[module.NOTED_TOGETHER - 1] > rounds / 20
     # Before it is known that asking pays each round counts at once.
-    assert all(own == behind for own, behind in pays.noted[:60])
+    assert all(own == behind for own, behind in pays.noted[: KNOWN - 1])
     hopeless = Watched(monkeypatch, 0.1, wrong=lambda place: 1.0)
     hopeless.world.run(**LONG)
     assert all(own == behind for own, behind in hopeless.noted)
 
 
-def test_a_choice_stands_while_nothing_is_noted_and_luck_is_the_same(monkeypatch) -> None:
+def test_plans_stand_for_some_rounds_where_asking_pays(monkeypatch) -> None:
     always = Watched(monkeypatch, wrong=lambda place: 0.0)
     always.world.run(**LONG)
     mixed = Watched(monkeypatch, wrong=lambda place: 0.5)
     mixed.world.run(**LONG)
-    # The first 64 rounds have one each.
-    for one, share in ((always, 0.25), (mixed, 0.6)):
-        assert len(one.chosen) - 64 < share * (one.known.now - 64)
-    monkeypatch.setattr(module, "NOTED_TOGETHER", 1)
-    each = Watched(monkeypatch, wrong=lambda place: 0.5)
-    each.world.run(**LONG)
-    assert len(each.chosen) == each.known.now
+    # The first rounds have one each.
+    for one in (always, mixed):
+        assert len(one.chosen) - KNOWN < 0.15 * (one.known.now - KNOWN)
+    hopeless = Watched(monkeypatch, 0.1, wrong=lambda place: 1.0)
+    hopeless.world.run(**LONG)
+    resting = hopeless.controller.report()["none"]["reasons"][RESTING]
+    assert len(hopeless.chosen) == hopeless.known.now - resting
 
 
-def test_another_luck_is_chosen_for_anew_though_nothing_is_noted(monkeypatch) -> None:
-    """Of rounds noted together each class of luck with the drafter was weighed, and few others."""
+def test_each_class_of_luck_is_weighed_once_while_its_plan_stands(monkeypatch) -> None:
+    """And no plan is older than it may be."""
     one = Watched(monkeypatch, wrong=lambda place: 0.5)
     one.world.run(PAID)
-    book, drawn = one.known.book(0, "greedy"), plans.drawn
-    weighed, classes = Counter[int](), dict[int, set[int]]()
+    chooser, book, drawn = one.controller._chooser, one.known.book(0, "greedy"), plans.drawn
+    weighed, drafted = list[int](), dict[int, list[int]]()
     monkeypatch.setattr(
-        plans, "drawn", lambda *given: weighed.update([one.known.noted]) or drawn(*given)
+        plans, "drawn", lambda *given: weighed.append(one.known.now) or drawn(*given)
     )
-    made = one.controller._drafted
+    made, late = one.controller._drafted, list[int]()
 
-    def drafted(current, draws):
+    def drafting(current, draws):
         (text,) = current.view.texts
-        if one.controller._standing is not None:
-            classes.setdefault(one.known.noted, set()).add(book.cell(text.key))
+        cell = book.cell(text.key)
+        found = chooser._alone._plans.get((False, 0, cell))
+        if current.plan.arm == 0 and found is not None:
+            drafted.setdefault(cell, []).append(one.known.now)
+            late.append(found.until - one.known.now)
         return made(current, draws)
 
-    monkeypatch.setattr(one.controller, "_drafted", drafted)
+    monkeypatch.setattr(one.controller, "_drafted", drafting)
     one.world.run(**LONG)
-    assert sum(len(own) > 1 for own in classes.values()) > 10
-    # In a text's first round nobody is weighed who draws.
-    late = {noted: own for noted, own in classes.items() if noted != min(classes)}
-    assert all(weighed[noted] >= len(own) for noted, own in late.items())
+    rounds = sum(map(len, drafted.values()))
+    assert len(drafted) > 1 and rounds > 500
+    assert all(0 < left <= STANDS for left in late) and min(late) == 1 and max(late) == STANDS
+    assert len(weighed) < rounds / 4
+
+
+def test_a_plan_that_is_known_little_of_stands_for_few_rounds(monkeypatch) -> None:
+    one = Watched(monkeypatch, wrong=lambda place: 0.5)
+    chooser, left = one.controller._chooser, list[tuple[int, int]]()
+    put = type(chooser._alone).put
+
+    def putting(alone, key, *given):
+        found = put(alone, key, *given)
+        left.append((one.known.heard[key[1]], found.until - one.known.now))
+        return found
+
+    monkeypatch.setattr(type(chooser._alone), "put", putting)
+    one.world.run(**LONG)
+    assert all(stands == min(STANDS, 1 + heard // SETTLED) for heard, stands in left)
+    assert left[0][1] == 1 and max(stands for _, stands in left) == STANDS
+
+
+def test_a_sample_ends_what_stands_of_its_drafter_and_of_nobody_else() -> None:
+    world = SimpleNamespace(now=10, heard=[400, 400], sampled=[0, 0])
+    alone = chooser_module._Alone(Times(1, 1.0, (1.0, 1.0)), "greedy", world)
+    plan = Plan(0, 4, 2.0, 1.0, along=[(1.5, 1.0), (1.8, 1.0), (1.9, 1.0), (2.0, 1.0)])
+    for arm in (0, 1):
+        alone.put((False, arm, 2), 16, plan, None)
+    assert alone.get((False, 0, 2), 16).plan is plan and alone.get((False, 0, 1), 16) is None
+    # Where fewer tokens may be drafted, and where more may than it was found for.
+    short = alone.get((False, 0, 2), 2)
+    assert (short.depth, short.plan.depth, short.rate_tok_s) == (2, 2, 1.8)
+    assert alone.get((False, 0, 2), 2) is short
+    assert alone.get((False, 0, 2), 20).plan is plan
+    world.sampled[0] += 1
+    assert alone.get((False, 0, 2), 16) is None and alone.get((False, 0, 2), 2) is None
+    assert alone.get((False, 1, 2), 16).plan is plan
+    world.now += STANDS
+    assert alone.get((False, 1, 2), 16) is None
+    alone.put((False, 1, 2), 4, plan, None)
+    assert alone.get((False, 1, 2), 4).plan is plan and alone.get((False, 1, 2), 5) is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_shorter_plan_is_the_one_that_is_found_for_so_many_tokens(seed: int) -> None:
+    rng = random.Random(seed)
+    curve = list(itertools.accumulate(rng.choice([0.0, 0.02, 0.2]) for _ in range(40)))
+    times = Times(1, 1.0, [1.0 + more for more in curve])
+    chances = list(itertools.accumulate((rng.uniform(0.6, 1.0) for _ in range(16)), mul))
+    drawing = Drawing(0, 0.08, [Class(chances, 16, [0])], [], start_s=0.05)
+    for whole, found in (
+        (
+            plans.drawn(times, drawing),
+            lambda most: plans.drawn(times, replace(drawing, classes=[Class(chances, most, [0])])),
+        ),
+        (plans.certain(times, [chances]), lambda most: plans.certain(times, [chances[:most]])),
+    ):
+        assert whole is not None
+        for most in range(whole.depth + 1):
+            own, other = whole.up_to(most), found(most)
+            if other is None:
+                assert own is None
+                continue
+            assert (own.depth, own.lengths) == (other.depth, other.lengths)
+            assert own.rate_tok_s == pytest.approx(other.rate_tok_s)
+            assert own.expected_s == pytest.approx(other.expected_s)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_has_to_be_read_first_changes_the_rate_and_not_the_depth(seed: int) -> None:
+    """Found with it and without it, the plan is the same."""
+    rng = random.Random(seed)
+    times = Times(1, 1.0, [1.0 + 0.03 * row for row in range(40)])
+    chances = list(itertools.accumulate((rng.uniform(0.7, 1.0) for _ in range(16)), mul))
+    drawing = Drawing(0, 0.08, [Class(chances, 16, [0])], [])
+    plan, more_s = plans.drawn(times, drawing), rng.uniform(0.01, 0.5)
+    whole = plans.drawn(times, replace(drawing, extra_s=more_s))
+    assert plan is not None and whole is not None
+    chooser = Chooser([ModelDrafter(ProtocolTarget(TARGET))], Unread(more_s), ControlSettings())
+    text = SimpleNamespace(tokens=range(80))
+    view = SimpleNamespace(texts=[text], unread=lambda arm, b: 80)
+    found = chooser._behind_reading(plan, view, times)
+    assert found.depth == whole.depth
+    assert found.rate_tok_s == pytest.approx(whole.rate_tok_s)
+    assert found.expected_s == pytest.approx(whole.expected_s)
+
+
+class Unread:
+    """Of a text 80 tokens are to be read, which takes so long for each of 40 that are to come."""
+
+    def __init__(self, more_s: float) -> None:
+        self.draft_s = lambda *given: (0.0, 0.08)
+        self.left = lambda text: 40.0
+        self.token_s = lambda *given: more_s / 2
+
+
+@pytest.mark.parametrize(
+    ("plain_s", "curve", "most", "alike"),
+    [
+        (1.0, 1.0, 40, True),
+        (1.07, 1.0, 40, True),
+        (1.0, 1.07, 40, True),
+        (1.1, 1.0, 40, False),
+        (1.0, 1.1, 40, False),
+        (1.0, 1.0, 44, False),
+    ],
+)
+def test_times_that_differ_by_more_than_noise_end_what_stands(
+    plain_s: float, curve: float, most: int, alike: bool
+) -> None:
+    known = [1.0 + 0.03 * row for row in range(40)]
+    times = Times(1, 1.0, known, 40)
+    other = Times(
+        1, plain_s, [own * (curve if row == 8 else 1.0) for row, own in enumerate(known)], most
+    )
+    assert times.like(other) is alike and times.like(times)
+    assert not times.like(Times(2, 1.0, known, 40))
 
 
 def test_luck_counts_at_once_and_once(monkeypatch) -> None:
@@ -186,8 +308,10 @@ def test_a_plain_round_that_is_timed_while_a_choice_stands_is_one(monkeypatch) -
     monkeypatch.setattr(one.known, "plain_due", at_times)
     one.world.run(**LONG)
     timed = one.controller.report()["none"]["reasons"][TIMED] - before
-    assert timed == len(told) > 10
-    assert all(later > now + 1 for now, later in pairwise(told))
+    # It is asked behind rounds that are noted, and again in the round that follows.
+    rounds = [now for now, later in pairwise([*told, 10**9]) if later != now + 1]
+    assert timed == len(rounds) > 10
+    assert all(later > now + 1 for now, later in pairwise(rounds))
 
 
 def test_what_is_at_work_follows_choices_that_stand(monkeypatch) -> None:
@@ -218,7 +342,7 @@ def test_two_rules_in_turn_are_noted_at_once(monkeypatch) -> None:
     prompt = (1, 2, 3)
     one.world.requests.complete([Request(prompt, own) for own in params])
     assert len({rule for _, rule in one.controller._rests}) == 2
-    assert max(behind - own for own, behind in one.noted[began : began + 60]) <= 1
+    assert max(behind - own for own, behind in one.noted[began : began + 40]) <= 1
 
 
 def test_noting_that_fails_leaves_the_controller_whole(monkeypatch) -> None:
@@ -363,17 +487,27 @@ def test_a_choice_that_stands_by_the_token_just_drawn_is_found(monkeypatch) -> N
     assert alone(monkeypatch, wrong, "token", 1500) > 8
 
 
-def test_what_waits_to_be_compared_ends_what_stands(monkeypatch) -> None:
-    """Offers that were not taken are compared while a choice stands, and then it is found anew."""
+def test_what_waits_to_be_compared_counts_at_once_and_another_class_is_weighed(monkeypatch) -> None:
+    """Offers that were not taken are compared while plans stand, before the next is weighed."""
     one = Watched(monkeypatch, more=[Seldom("seldom", right=0)])
-    compare, ended = one.known.compare, list[int]()
+    arm = 1
+    compare, taken, compared = one.known.compare, one.controller._chooser._taken, list[int]()
+    classes = list[bool]()
 
     def comparing(text, state, part):
-        before = one.known.noted
+        before = one.known.heard[arm]
         compare(text, state, part)
-        if one.controller._standing is not None and one.known.noted != before:
-            ended.append(one.known.now)
+        if one.controller._standing is not None and one.known.heard[arm] != before:
+            compared.append(one.known.now)
+
+    def taking(offer, times):
+        book = one.known.book(arm, "greedy")
+        (text,) = one.controller._standing.texts if one.controller._standing else (None,)
+        if text is not None:
+            classes.append(offer.cell == book.cell(text.key, len(offer.tokens)))
+        return taken(offer, times)
 
     monkeypatch.setattr(one.known, "compare", comparing)
+    monkeypatch.setattr(one.controller._chooser, "_taken", taking)
     one.world.run(**LONG)
-    assert len(ended) > 10 and set(ended) <= set(one.chosen)
+    assert len(compared) > 10 and len(classes) > 10 and all(classes)
