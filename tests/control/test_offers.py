@@ -234,13 +234,13 @@ def test_who_stands_idle_is_weighed_anew_every_few_rounds_or_when_something_has_
     share = (len(rounds) - before) / (known.now - began)
     assert 1 / WEIGH_AGAIN <= share < 2 / WEIGH_AGAIN
     # What a sample said is weighed at once.
-    arm, view = 0, chooser._plans[0]
+    view = chooser._plans[0]
     fresh = SimpleNamespace(
         times=view.times, caps=list(view.caps), texts=view.texts, lefts=(9.0, 9.0)
     )
-    assert heard and view.holds(view.at + 1, known.heard[arm], fresh)
-    assert not view.holds(view.at + 1, known.heard[arm] + 1, fresh)
-    assert not view.holds(view.at + WEIGH_AGAIN, known.heard[arm], fresh)
+    assert heard and view.holds(view.at + 1, view.heard, fresh)
+    assert not view.holds(view.at + 1, view.heard + 1, fresh)
+    assert not view.holds(view.at + WEIGH_AGAIN, view.heard, fresh)
     for other in ({"times": replace(view.times)}, {"caps": [99]}, {"texts": ()}, {"lefts": ()}):
         changed = SimpleNamespace(**{**vars(fresh), **other})
-        assert not view.holds(view.at + 1, known.heard[arm], changed)
+        assert not view.holds(view.at + 1, view.heard, changed)
