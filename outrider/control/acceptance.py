@@ -110,13 +110,16 @@ class Counts:
         start: what is counted already.
         like: the counts of drafts that keep no more: what is thought of a position before anything
             is seen of it here.
+
+    Attributes:
+        count: rounds that were counted here.
     """
 
     def __init__(self, start: Acceptance, like: Counts | None = None) -> None:
         self._kept, self._reached = list(start.kept), list(start.reached)
         self._discount, self._prior = start.discount, start.prior
         self._like = like
-        self._count = 0
+        self.count = 0
         self._survival: list[float] = []
         self._first: dict[int, list[float]] = {}
         self._survival_of = 0
@@ -126,7 +129,7 @@ class Counts:
 
         Of one of many texts of a round, `part` of all, so much less is forgotten.
         """
-        self._count += 1
+        self.count += 1
         have, discount = len(self._kept), 1.0 - (1.0 - self._discount) * part
         for i in range(min(kept + 1, asked)):
             if i == have:
@@ -150,7 +153,7 @@ class Counts:
 
     def survival(self, depth: int) -> list[float]:
         """P(the first i tokens kept), i from 1 to at least `depth`; kept until the next round."""
-        stamp = self._count if self._like is None else self.stamp
+        stamp = self.count if self._like is None else self.stamp
         if len(self._survival) < depth or self._survival_of != stamp:
             if self._survival_of != stamp:
                 self._first.clear()
@@ -169,7 +172,7 @@ class Counts:
     @property
     def stamp(self) -> int:
         """Another number whenever something was counted, here or of what these counts are like."""
-        return self._count + (0 if self._like is None else self._like.stamp)
+        return self.count + (0 if self._like is None else self._like.stamp)
 
     def record(self) -> Acceptance:
         """The counts as they stand."""

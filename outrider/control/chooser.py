@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Sequenced
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from outrider.control import plans
 from outrider.control.book import Book
@@ -28,9 +28,10 @@ LOOK_AGAIN = 4
 SAMPLE_DEPTH = 2
 WEIGH_AGAIN = 4
 """Rounds after which a drafter that stands idle is weighed anew where nothing has changed."""
-STANDS, SETTLED = 32, 4
+STANDS, OFFERS_STAND, SETTLED = 8, 4, 4
 """Rounds for which a plan for a text by itself stands at most, as finding it takes more than all
-the rest of a round; one for so many drafts that were seen of its drafter."""
+the rest of a round; of a look-up, of which each round tells; and one for so many drafts that were
+seen of such texts."""
 
 NOTHING = Plan(None, 0, 0.0, 0.0)
 _CHAINS = (None,)
@@ -45,16 +46,11 @@ FALLBACK = "nobody else pays, and it is the fallback"
 
 @dataclass(slots=True)
 class _Weighed:
-    """A drafter's best plan, and what it was found for: these texts, times and chances.
-
-    Of one at work `noted` and the texts' luck with it are to be the same, too.
-    """
+    """A drafter's best plan, and what it was found for: these texts, times and chances."""
 
     plan: Plan | None
     at: int
     heard: int
-    noted: int
-    luck: Sequenced[int]
     times: Times
     texts: Sequenced[Sequence]
     caps: Sequenced[int]
@@ -82,8 +78,8 @@ class _Weighed:
 class _Stands:
     """A plan for a text by itself, found where `most` tokens might be drafted.
 
-    It stands until some round, or until a further sample of its drafter. `short` are those for
-    fewer tokens than it drafts.
+    It stands until some round, or until a further sample of its drafter. `gain` is what it promises
+    beside plain decoding: both go with the machine. `short` are those for fewer tokens.
     """
 
     plan: Plan | None
@@ -92,16 +88,17 @@ class _Stands:
     sampled: int
     most: int
     depth: int
-    rate_tok_s: float
+    gain: float
     short: dict[int, _Stands] = field(default_factory=dict[int, "_Stands"])
 
     def up_to(self, most: int) -> _Stands:
         """The plan where no more tokens may be drafted than these."""
         found = self.short.get(most)
         if found is None:
-            plan = None if self.plan is None else self.plan.up_to(most)
-            rate = 0.0 if plan is None else plan.rate_tok_s
-            found = _Stands(plan, self.stop, self.until, self.sampled, most, most, rate)
+            plan, gain = None if self.plan is None else self.plan.up_to(most), 0.0
+            if self.plan is not None and plan is not None:
+                gain = self.gain * plan.rate_tok_s / self.plan.rate_tok_s
+            found = _Stands(plan, self.stop, self.until, self.sampled, most, most, gain)
             self.short[most] = found
         return found
 
@@ -113,13 +110,13 @@ class _Alone:
     of one. They go by one record of times, and end with it.
 
     Attributes:
-        times, rule: what they are for.
+        times: what they are for.
         certain: whether look-ups are let through.
         books: the drafters that draw and are let through, and what is known of them.
     """
 
-    def __init__(self, times: Times, rule: str, known: Knowledge) -> None:
-        self.times, self.rule = times, rule
+    def __init__(self, times: Times, known: Knowledge) -> None:
+        self.times = times
         self.certain = False
         self.books: list[tuple[int, Book]] = []
         self._known = known
@@ -137,17 +134,24 @@ class _Alone:
             return None
         if found.depth > most:
             return found.up_to(most)
-        # One that went as far as it might have goes further where it may.
-        return found if most <= found.most or found.depth < found.most else None
+        # Where it might have gone further it may be another one.
+        return found if most <= found.most else None
 
     def put(
-        self, key: tuple[bool, int, int], most: int, plan: Plan | None, stop: Stop | None
+        self,
+        key: tuple[bool, int, int],
+        times: Times,
+        most: int,
+        seen: int,
+        plan: Plan | None,
+        stop: Stop | None,
     ) -> _Stands:
-        """It stands from now on, the longer the more is known of its drafter."""
-        known, arm = self._known, key[1]
-        until = known.now + min(STANDS, 1 + known.heard[arm] // SETTLED)
-        depth, rate = (0, 0.0) if plan is None else (plan.depth, plan.rate_tok_s)
-        found = _Stands(plan, stop, until, known.sampled[arm], most, depth, rate)
+        """It stands from now on, the longer the more drafts of such texts were `seen`."""
+        known = self._known
+        until = known.now + min(OFFERS_STAND if key[0] else STANDS, 1 + seen // SETTLED)
+        depth, gain = (0, 0.0) if plan is None else (plan.depth, plan.rate_tok_s)
+        gain *= times.plain_s
+        found = _Stands(plan, stop, until, known.sampled[key[1]], most, depth, gain)
         self._plans[key] = found
         return found
 
@@ -179,7 +183,9 @@ class Chooser:
         # Tokens that a drafter reads along with a round's first level.
         self._usual = settings.max_depth + 2
         self._plans: dict[int, _Weighed] = {}
-        self._alone = _Alone(Times(1, 1.0, ()), "", known)
+        # Of one text, by its rule and the class of its length; and those of the text at work.
+        self._every: dict[tuple[str, int], _Alone] = {}
+        self._alone = _Alone(Times(1, 1.0, ()), known)
         # Until when the luck with a drafter that stands idle was forgotten.
         self._forgot = [0] * len(drafters)
 
@@ -211,66 +217,79 @@ class Chooser:
             for one in found:
                 if one.arm == (None if self._fallback in self._certain else self._fallback):
                     best, why = one, FALLBACK
-        self.at_work = best.arm
+        self._works(best.arm)
         sample = self._sample(view, times, found, best, due) if view.clean else None
-        return Choice(best, why) if sample is None else sample
+        if sample is None:
+            return Choice(best, why)
+        if sample.plan.arm is not None:
+            self._forgot[sample.plan.arm] = self._known.now
+        return sample
 
     def again(self, view: View) -> Choice | None:
-        """The choice for one text by plans that stand, chains alone.
+        """The choice for one text by plans that stand, or are found now; chains alone.
 
-        None where one of them is to be found, or more than these is to be weighed.
+        None where more is to be weighed than these: a sample, the fallback, what holds for this
+        text only.
         """
         text, state, offer = view.texts[0], view.states[0], view.offers[0]
         alone, known, times = self._alone, self._known, view.times
         if times is None or state.guards:
             return None
         best, stop, why = times.plain, None, PLAIN
-        due, held = best.rate_tok_s, None
+        due, held, taken = 1.0, None, None
         if offer is not None and alone.certain:
-            found = self._taken(offer, times)
-            if found.plan is not None and found.rate_tok_s > due:
-                best, why, due = found.plan, MOST, found.rate_tok_s
+            found = self._taken(offer, view, times)
+            taken = found.plan
+            if taken is not None and found.gain > due:
+                best, why, due = taken, MOST, found.gain
         for arm, book in alone.books:
             found = self._drawn(arm, book.cell(text.key), view, times)
-            plan, rate = found.plan, found.rate_tok_s
+            plan, gain = found.plan, found.gain
             if plan is None:
                 continue
             if len(text.tokens) - state.read.get(arm, 0) > self._usual:
-                plan = self._behind_reading(plan, view, times)
-                rate = plan.rate_tok_s
+                read = self._behind_reading(plan, view, times)
+                plan, gain = read, gain * read.rate_tok_s / plan.rate_tok_s
             if arm == self.at_work:
-                held = plan, found.stop, rate
-            if rate > due:
-                best, stop, why, due = plan, found.stop, MOST, rate
+                held = plan, found.stop, gain
+            if gain > due:
+                best, stop, why, due = plan, found.stop, MOST, gain
         if held is not None and held[0] is not best and due < HYSTERESIS * held[2]:
             best, stop, why = held[0], held[1], HELD
-        if why == PLAIN and self._fallback is not None:
-            return None
-        idle: list[int | None] = [arm for arm, _ in alone.books if arm != best.arm]
-        if offer is not None and (best.arm is not None or not best.depth):
+        # Who is not let through is sampled, too.
+        idle: list[int | None] = [arm for arm in self._drawing_arms if arm != best.arm]
+        if taken is not None and taken is not best:
             idle.append(None)
         if any(known.looks(kind, 1, alone=True) for kind in idle):
             return None
-        self.at_work = best.arm
+        self._works(best.arm)
         return Choice(best, why, None, stop)
+
+    def _works(self, arm: int | None) -> None:
+        """It is chosen: of one that draws no luck is forgotten up to here."""
+        self.at_work = arm
+        if arm is not None:
+            self._forgot[arm] = self._known.now
 
     def renew(self, view: View) -> None:
         """What stands for one text goes by the times of `view`, and by what is let through now."""
         assert view.times is not None
-        if self._alone.rule != view.rule or not self._alone.times.like(view.times):
-            self._alone = _Alone(view.times, view.rule, self._known)
-        alone, known, now = self._alone, self._known, self._known.now
+        key, known, now = (view.rule, view.context), self._known, self._known.now
+        alone = self._every.get(key)
+        if alone is None or not alone.times.like(view.times):
+            alone = self._every[key] = _Alone(view.times, known)
+        self._alone = alone
         alone.certain, alone.books = self._allowed(None, view), []
         for arm in self._drawing_arms:
-            book = known.book(arm, view.rule)
-            if arm != self.at_work:
-                book.cells(view.texts, min(now - self._forgot[arm], 2 * WEIGH_AGAIN))
+            book, idle = known.book(arm, view.rule), now - self._forgot[arm]
+            if idle:
+                book.cells(view.texts, min(idle, 2 * WEIGH_AGAIN))
             self._forgot[arm] = now
             if self.serves(arm, view.rule) and self._allowed(arm, view):
                 alone.books.append((arm, book))
 
     def forget(self) -> None:
-        """Texts have changed: nothing is taken for found."""
+        """Texts have changed: what was found for these is not taken for found."""
         self._plans.clear()
 
     def serves(self, arm: int, rule: str) -> bool:
@@ -300,21 +319,23 @@ class Chooser:
         text, state, offer = view.texts[0], view.states[0], view.offers[0]
         alone, found = self._alone, list[Plan | None]()
         if offer is not None and alone.certain:
-            found.append(self._taken(offer, times).plan)
+            found.append(_now(self._taken(offer, view, times), times))
         # In a text's first round nobody who draws is asked.
         for arm, book in alone.books if view.caps[0] and state.rounds else ():
-            plan = self._drawn(arm, book.cell(text.key), view, times).plan
+            plan = _now(self._drawn(arm, book.cell(text.key), view, times), times)
             if plan is not None and len(text.tokens) - state.read.get(arm, 0) > self._usual:
                 plan = self._behind_reading(plan, view, times)
             found.append(plan)
         return [one for one in found if one is not None]
 
-    def _taken(self, offer: Offer, times: Times) -> _Stands:
+    def _taken(self, offer: Offer, view: View, times: Times) -> _Stands:
         """How much to take of one text's offer."""
         key, most = (True, offer.arm, offer.cell), len(offer.tokens)
         found = self._alone.get(key, most)
         if found is None:
-            found = self._alone.put(key, most, plans.certain(times, [offer.survival]), None)
+            seen = self._known.book(offer.arm, view.rule).counts(offer.cell).count
+            plan = plans.certain(times, [offer.survival])
+            found = self._alone.put(key, times, most, seen, plan, None)
         return found
 
     def _drawn(self, arm: int, cell: int, view: View, times: Times) -> _Stands:
@@ -322,10 +343,21 @@ class Chooser:
         key, most = (False, arm, cell), view.caps[0]
         found = self._alone.get(key, most)
         if found is None:
-            plan = plans.drawn(times, self._drawing(arm, view, times, None, 0, alone=True))
+            # As deep as any text may be drafted for: how far this one may is looked at then.
+            deepest = self._settings.max_depth
+            counts = self._known.book(arm, view.rule).counts(cell)
+            plan = plans.drawn(times, self._one(arm, counts.survival(deepest), times))
             stop = None if plan is None else self._stop(view, plan)
-            found = self._alone.put(key, most, plan, stop)
+            self._alone.put(key, times, deepest, counts.count, plan, stop)
+            found = self._alone.get(key, most)
+            assert found is not None
         return found
+
+    def _one(self, arm: int, survival: Sequenced[float], times: Times) -> Drawing:
+        """A drafter of one text's chains that has read it."""
+        start_s, level_s = self._known.draft_s(arm, 1, times)
+        classes = [Class(survival, self._settings.max_depth, [0])]
+        return Drawing(arm, level_s, classes, self._known.offered(arm), start_s=start_s)
 
     def _behind_reading(self, plan: Plan, view: View, times: Times) -> Plan:
         """The plan, where the drafter has to read the text first; another depth is no better.
@@ -342,28 +374,20 @@ class Chooser:
         return Plan(arm, plan.depth, tokens / seconds, seconds)
 
     def _plan_of(self, arm: int, view: View, times: Times) -> Plan | None:
-        """A drafter's best plan; of one that stands idle it is not found anew in each round.
-
-        Nor is it of one at work while nothing is noted.
-        """
+        """A drafter's best plan; of one that stands idle it is not found anew in each round."""
         idle, known = 0, self._plans.get(arm)
-        now, heard, noted = self._known.now, self._known.heard[arm], self._known.noted
-        luck = self._known.book(arm, view.rule).cells(view.texts)
-        if known is not None and known.holds(now, heard, view):
-            alike = view.trees is None and known.noted == noted and known.luck == luck
-            if alike or arm != self.at_work:
-                return known.plan
+        now, heard = self._known.now, self._known.heard[arm]
         if arm != self.at_work:
+            if known is not None and known.holds(now, heard, view):
+                return known.plan
             # One text's is found anew half as often.
             most = WEIGH_AGAIN if len(view.texts) > 1 else 2 * WEIGH_AGAIN
             idle = 1 if known is None else min(now - known.at, most)
+        self._forgot[arm] = now
         plan = self._best_of(arm, view, times, idle)
-        if idle:
-            # It was forgotten a little of it.
-            luck = self._known.book(arm, view.rule).cells(view.texts)
         if not view.prompt_rows:
             self._plans[arm] = _Weighed(
-                plan, now, heard, noted, luck, times, view.texts, view.caps, bool(view.lefts)
+                plan, now, heard, times, view.texts, view.caps, bool(view.lefts)
             )
         return plan
 
@@ -403,19 +427,11 @@ class Chooser:
         return self._known.allows(arm, view, trees=trees)
 
     def _drawing(
-        self,
-        arm: int,
-        view: View,
-        times: Times,
-        trees: TreeBudget | None,
-        idle: int,
-        *,
-        alone: bool = False,
+        self, arm: int, view: View, times: Times, trees: TreeBudget | None, idle: int
     ) -> Drawing:
         """A drafter as it stands for the texts that it could draft for.
 
-        It was idle for so many rounds since it was weighed last. `alone`: without what it has to
-        read first.
+        It was idle for so many rounds since it was weighed last.
         """
         known, drawing_trees = self._known, trees is not None
         book = known.book(arm, view.rule, trees)
@@ -433,7 +449,7 @@ class Chooser:
                 continue
             if state.guards and not state.allows(known.now, arm, trees=drawing_trees):
                 continue
-            unread = 0 if alone else len(text.tokens) - state.read.get(arm, 0)
+            unread = len(text.tokens) - state.read.get(arm, 0)
             if unread > self._usual:
                 reading += unread / (view.lefts[b] if view.lefts else known.left(text))
             classes.setdefault((cell, cap), []).append(b)
@@ -573,6 +589,15 @@ class Chooser:
         expected_s = times.target_s(sum(lengths)) + drafting_s + reading_s
         rate = tokens / expected_s
         return Plan(arm, depth, rate, expected_s, tuple(lengths), b, trees, last, ending=ending)
+
+
+def _now(found: _Stands, times: Times) -> Plan | None:
+    """The plan, with what it promises beside plain decoding at what that takes now."""
+    plan = found.plan
+    if plan is None:
+        return None
+    rate = found.gain / times.plain_s
+    return replace(plan, rate_tok_s=rate, expected_s=plan.expected_s * plan.rate_tok_s / rate)
 
 
 def _ranked(view: View) -> bool:

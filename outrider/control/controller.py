@@ -220,9 +220,10 @@ class Controller(SeveralDrafters):
             caps = [min(depth, most) for depth in caps]
         view = self._view(texts, caps, draws)
         choice = self._chooser.choose(view)
-        first = not all(state.rounds for state in view.states)
-        if rest.pays and len(texts) == 1 and draws.trees is None and not first:
-            self._standing = _Standing(texts, view)
+        if rest.pays and on and len(texts) == 1 and draws.trees is None:
+            state = view.states[0]
+            if state.rounds and not state.guards:
+                self._standing = _Standing(texts, view, whole=not choice.lasts)
         return self._drafted(Round.of(view, choice), draws)
 
     def _again(self, standing: _Standing, depth: int, draws: RoundDraws) -> Round:
@@ -271,6 +272,7 @@ class Controller(SeveralDrafters):
             # What was chosen for this round alone, and where it may be better not to ask, at once.
             standing = self._standing
             if standing is None or not done.choice.lasts or len(self._over) >= NOTED_TOGETHER:
+                self._standing = None
                 self._note_asked()
                 if standing is not None:
                     self._standing = self._renewed(standing)

@@ -54,7 +54,6 @@ class Knowledge:
         due: the first round in which it is looked whether to sample.
         heard: of each drafter, drafts of which it was seen what was kept.
         sampled: of each drafter, samples of what it draws.
-        noted: another number whenever something was noted.
         tallies: by the names of who drafted.
     """
 
@@ -90,7 +89,6 @@ class Knowledge:
         self.sampled = [0] * len(self._names)
         # The last round for which each drafter's chains were chosen.
         self._served = [-SAMPLE_EVERY] * len(self._names)
-        self.noted = 0
         self.tallies: dict[str, Tally] = {}
         self._together: dict[frozenset[int | None], Tally] = {}
 
@@ -222,7 +220,6 @@ class Knowledge:
                 same += 1
             if same < len(came) or len(came) == most:
                 self.heard[arm] += 1
-                self.noted += 1
                 book = self.book(arm, text.rule)
                 book.saw(text.key, offer.cell, same, most, part=part)
                 book.felt(text.key, same, most)
@@ -230,7 +227,6 @@ class Knowledge:
 
     def read_ahead(self, arm: int, tokens: int, seconds: float) -> None:
         """A drafter has read so many tokens of a text, in no round."""
-        self.noted += 1
         self._drafts[arm].saw_prompt(tokens, seconds, self.now)
 
     def _drafted(self, done: Round) -> None:
@@ -270,7 +266,6 @@ class Knowledge:
             tally.seconds += took_s
             if plain:
                 self._earn(took_s, num)
-        self.noted += 1
         if plain:
             context = context_class(sum([len(text.tokens) for text in texts]) // num)
             self._live.saw(num, num, context, median_low(seconds), self.now, plain=True)
@@ -285,7 +280,6 @@ class Knowledge:
         num, rows = len(view.texts), sum(done.offered)
         made = num + sum(done.kept.values())
         target_s = times.score_s + times.verify_s + times.commit_s
-        self.noted += 1
         self._count(done, made, target_s + times.draft_s)
         if plan.arm is not None:
             self._drafted(done)

@@ -131,8 +131,8 @@ class Stake:
 class Choice:
     """A plan, and why it was chosen; a sample has a stake, and is to know what would come of it.
 
-    `stop` tells a drafter when to end its chains before their depth; None = never. `lasts` says
-    whether it is as good for the next round, too, while nothing more is known.
+    `stop` tells a drafter when to end its chains before their depth; None = never. What came of one
+    that does not last is noted at once: it was chosen for this round alone.
     """
 
     plan: Plan

@@ -15,8 +15,8 @@ import pytest
 from outrider.control import Controller, ControlSettings, plans
 from outrider.control import chooser as chooser_module
 from outrider.control import controller as module
-from outrider.control.chooser import MOST, SETTLED, STANDS, TIMED, Chooser
-from outrider.control.guard import KNOWN, Rest
+from outrider.control.chooser import MOST, OFFERS_STAND, SAMPLED, SETTLED, STANDS, TIMED, Chooser
+from outrider.control.guard import KNOWN, Guard, Rest
 from outrider.control.knowledge import RESTING
 from outrider.control.plans import Class, Drawing, Plan, Times
 from outrider.drafters import ModelDrafter
@@ -120,7 +120,8 @@ def test_each_class_of_luck_is_weighed_once_while_its_plan_stands(monkeypatch) -
         (text,) = current.view.texts
         cell = book.cell(text.key)
         found = chooser._alone._plans.get((False, 0, cell))
-        if current.plan.arm == 0 and found is not None:
+        stands = one.controller._standing is not None and current.choice.lasts
+        if stands and current.plan.arm == 0 and found is not None:
             drafted.setdefault(cell, []).append(one.known.now)
             late.append(found.until - one.known.now)
         return made(current, draws)
@@ -129,45 +130,142 @@ def test_each_class_of_luck_is_weighed_once_while_its_plan_stands(monkeypatch) -
     one.world.run(**LONG)
     rounds = sum(map(len, drafted.values()))
     assert len(drafted) > 1 and rounds > 500
-    assert all(0 < left <= STANDS for left in late) and min(late) == 1 and max(late) == STANDS
-    assert len(weighed) < rounds / 4
+    assert all(0 < left <= STANDS for left in late) and max(late) == STANDS
+    assert len(weighed) < rounds / 2
 
 
 def test_a_plan_that_is_known_little_of_stands_for_few_rounds(monkeypatch) -> None:
+    """Under a rule that is new, too, however much another one has told of the drafter."""
     one = Watched(monkeypatch, wrong=lambda place: 0.5)
-    chooser, left = one.controller._chooser, list[tuple[int, int]]()
-    put = type(chooser._alone).put
+    chooser = one.controller._chooser
+    put, left, first = chooser_module._Alone.put, list[int](), dict[tuple[int, int], int]()
 
     def putting(alone, key, *given):
         found = put(alone, key, *given)
-        left.append((one.known.heard[key[1]], found.until - one.known.now))
+        left.append(found.until - one.known.now)
+        first.setdefault((id(alone), key[2]), left[-1])
         return found
 
-    monkeypatch.setattr(type(chooser._alone), "put", putting)
+    monkeypatch.setattr(chooser_module._Alone, "put", putting)
     one.world.run(**LONG)
-    assert all(stands == min(STANDS, 1 + heard // SETTLED) for heard, stands in left)
-    assert left[0][1] == 1 and max(stands for _, stands in left) == STANDS
+    assert max(left) == STANDS and min(left) == 1
+    first.clear()
+    one.world.run(400, temperature=0.5, seed=3)
+    assert ("coupled", 0) in chooser._every and first and max(first.values()) <= 2
 
 
 def test_a_sample_ends_what_stands_of_its_drafter_and_of_nobody_else() -> None:
-    world = SimpleNamespace(now=10, heard=[400, 400], sampled=[0, 0])
-    alone = chooser_module._Alone(Times(1, 1.0, (1.0, 1.0)), "greedy", world)
+    world, times = SimpleNamespace(now=10, sampled=[0, 0]), Times(1, 1.0, (1.0, 1.0))
+    alone, many = chooser_module._Alone(times, world), SETTLED * STANDS
     plan = Plan(0, 4, 2.0, 1.0, along=[(1.5, 1.0), (1.8, 1.0), (1.9, 1.0), (2.0, 1.0)])
     for arm in (0, 1):
-        alone.put((False, arm, 2), 16, plan, None)
+        alone.put((False, arm, 2), times, 16, many, plan, None)
     assert alone.get((False, 0, 2), 16).plan is plan and alone.get((False, 0, 1), 16) is None
     # Where fewer tokens may be drafted, and where more may than it was found for.
     short = alone.get((False, 0, 2), 2)
-    assert (short.depth, short.plan.depth, short.rate_tok_s) == (2, 2, 1.8)
+    assert (short.depth, short.plan.depth, short.gain) == (2, 2, pytest.approx(1.8))
     assert alone.get((False, 0, 2), 2) is short
-    assert alone.get((False, 0, 2), 20).plan is plan
+    assert alone.get((False, 0, 2), 20) is None
     world.sampled[0] += 1
     assert alone.get((False, 0, 2), 16) is None and alone.get((False, 0, 2), 2) is None
     assert alone.get((False, 1, 2), 16).plan is plan
-    world.now += STANDS
+    alone.put((True, 1, 2), times, 16, many, plan, None)
+    world.now += OFFERS_STAND
+    assert alone.get((True, 1, 2), 16) is None and alone.get((False, 1, 2), 16) is not None
+    world.now += STANDS - OFFERS_STAND
     assert alone.get((False, 1, 2), 16) is None
-    alone.put((False, 1, 2), 4, plan, None)
-    assert alone.get((False, 1, 2), 4).plan is plan and alone.get((False, 1, 2), 5) is None
+
+
+def test_what_a_plan_promises_goes_with_the_machine() -> None:
+    """Beside plain decoding, whose time is another one by now."""
+    times = Times(1, 0.5, (0.5, 0.5))
+    alone = chooser_module._Alone(times, SimpleNamespace(now=0, sampled=[0]))
+    found = alone.put((False, 0, 2), times, 16, 0, Plan(0, 4, 3.0, 1.0), None)
+    now = chooser_module._now(found, Times(1, 0.6, (0.6, 0.6)))
+    assert now.rate_tok_s == pytest.approx(2.5) and now.expected_s == pytest.approx(1.2)
+
+
+def test_who_is_not_let_through_is_sampled_while_a_text_stands(monkeypatch) -> None:
+    """A text that turns easy: the draft model kept too little before, and is taken again."""
+    one = Watched(monkeypatch, wrong=lambda place: 1.0 if 300 < place < 800 else 0.0)
+    controller, known = one.controller, one.known
+    controller._chooser._settings = ControlSettings(min_acceptance_rate=0.6)
+    one.world.run(PAID)
+    report = controller.report()
+    assert report["draft"]["reasons"][SAMPLED] > 3
+    drafted, propose = list[int](), one.world.model.propose
+
+    def proposing(texts, depths, draws):
+        drafted.append(texts[0].num_output)
+        return propose(texts, depths, draws)
+
+    monkeypatch.setattr(one.world.model, "propose", proposing)
+    one.world.run(PAID)
+    assert sum(place > 900 for place in drafted) > 30
+    assert known.rate(0, "greedy") > 0.6
+
+
+def test_luck_is_forgotten_of_rounds_in_which_a_drafter_stood_idle_and_no_others() -> None:
+    chooser = Chooser([ModelDrafter(ProtocolTarget(TARGET))], known := Idle(), ControlSettings())
+    times = Times(1, 1.0, (1.0, 1.0))
+    view = SimpleNamespace(times=times, rule="greedy", context=0, texts=[SimpleNamespace(key=1)])
+    known.now = 20
+    chooser.renew(view)
+    assert known.forgot == [8]
+    # It was at work in the seventh of eight rounds, and a look-up in the last.
+    known.now = 27
+    chooser._works(0)
+    known.now = 28
+    chooser._works(None)
+    chooser.renew(view)
+    chooser.renew(view)
+    assert known.forgot == [8, 1]
+
+
+class Idle:
+    """What is known of a drafter whose luck is told how much of it is forgotten."""
+
+    def __init__(self) -> None:
+        self.now, self.forgot = 0, list[int]()
+
+    def book(self, *given):
+        return SimpleNamespace(cells=lambda texts, idle: self.forgot.append(idle))
+
+    def allows(self, *given, **named):
+        return True
+
+
+def test_a_look_up_that_may_not_be_taken_does_not_have_all_weighed_anew(monkeypatch) -> None:
+    one = Watched(monkeypatch, more=[Knower("hopeless", right=0)])
+    one.world.run(PAID)
+    before, now = len(one.chosen), one.known.now
+    one.world.run(**LONG)
+    assert len(one.chosen) - before < 0.2 * (one.known.now - now)
+
+
+def test_a_text_with_ledgers_of_its_own_and_a_fallback_do_not_stand(monkeypatch) -> None:
+    one = Watched(monkeypatch)
+    one.world.run(PAID)
+    again = list[int]()
+    known = one.controller._again
+    monkeypatch.setattr(one.controller, "_again", lambda *given: again.append(1) or known(*given))
+    one.world.run(100)
+    assert again
+    again.clear()
+    state = one.controller._state
+
+    def guarded(text):
+        found = state(text)
+        found.guards.setdefault((0, False), Guard())
+        return found
+
+    monkeypatch.setattr(one.controller, "_state", guarded)
+    one.world.run(100)
+    assert not again
+    monkeypatch.setattr(one.controller, "_state", state)
+    one.controller.settings = ControlSettings(fallback="draft")
+    one.world.run(100)
+    assert not again
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -298,7 +396,7 @@ def test_a_plain_round_that_is_timed_while_a_choice_stands_is_one(monkeypatch) -
 
     def at_times(texts, context):
         before = one.known._live.plain_seen(texts, context)[1]
-        wanted = one.controller._standing is not None and one.known.now > 20 + before
+        wanted = one.controller._rests[1, "greedy"].pays and one.known.now > 20 + before
         if due(texts, context) or wanted:
             told.append(one.known.now)
             return True
@@ -310,7 +408,8 @@ def test_a_plain_round_that_is_timed_while_a_choice_stands_is_one(monkeypatch) -
     timed = one.controller.report()["none"]["reasons"][TIMED] - before
     # It is asked behind rounds that are noted, and again in the round that follows.
     rounds = [now for now, later in pairwise([*told, 10**9]) if later != now + 1]
-    assert timed == len(rounds) > 10
+    # Behind the last ones that were noted no round came.
+    assert timed <= len(rounds) <= timed + 1 and timed > 10
     assert all(later > now + 1 for now, later in pairwise(rounds))
 
 
@@ -500,12 +599,12 @@ def test_what_waits_to_be_compared_counts_at_once_and_another_class_is_weighed(m
         if one.controller._standing is not None and one.known.heard[arm] != before:
             compared.append(one.known.now)
 
-    def taking(offer, times):
+    def taking(offer, *given):
         book = one.known.book(arm, "greedy")
         (text,) = one.controller._standing.texts if one.controller._standing else (None,)
         if text is not None:
             classes.append(offer.cell == book.cell(text.key, len(offer.tokens)))
-        return taken(offer, times)
+        return taken(offer, *given)
 
     monkeypatch.setattr(one.known, "compare", comparing)
     monkeypatch.setattr(one.controller._chooser, "_taken", taking)
