@@ -28,10 +28,9 @@ LOOK_AGAIN = 4
 SAMPLE_DEPTH = 2
 WEIGH_AGAIN = 4
 """Rounds after which a drafter that stands idle is weighed anew where nothing has changed."""
-STANDS, OFFERS_STAND, SETTLED = 8, 4, 4
+STANDS, SETTLED = 12, 4
 """Rounds for which a plan for a text by itself stands at most, as finding it takes more than all
-the rest of a round; of a look-up, of which each round tells; and one for so many drafts that were
-seen of such texts."""
+the rest of a round; one for so many drafts that were seen of such texts."""
 
 NOTHING = Plan(None, 0, 0.0, 0.0)
 _CHAINS = (None,)
@@ -148,7 +147,7 @@ class _Alone:
     ) -> _Stands:
         """It stands from now on, the longer the more drafts of such texts were `seen`."""
         known = self._known
-        until = known.now + min(OFFERS_STAND if key[0] else STANDS, 1 + seen // SETTLED)
+        until = known.now + min(STANDS, 1 + seen // SETTLED)
         depth, gain = (0, 0.0) if plan is None else (plan.depth, plan.rate_tok_s)
         gain *= times.plain_s
         found = _Stands(plan, stop, until, known.sampled[key[1]], most, depth, gain)

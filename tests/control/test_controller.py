@@ -190,16 +190,16 @@ def test_a_drafter_below_the_rate_is_left_at_once(monkeypatch, texts: int) -> No
         wrong=lambda place: 0.0 if place < 150 else float(place % 8 == 7),
         min_acceptance_rate=0.6,
     )
-    chooser, known = world.controller._chooser, world.controller._known
-    choose, below = chooser.choose, list[bool]()
+    known = world.controller._known
+    drafted, below = world.controller._drafted, list[bool]()
 
-    def watched(view):
-        rate, choice = known.rate(0, view.rule), choose(view)
+    def watched(current, draws):
+        rate, choice = known.rate(0, current.view.rule), current.choice
         if choice.plan.arm == 0 and choice.stake is None:
             below.append(rate is not None and rate < 0.6)
-        return choice
+        return drafted(current, draws)
 
-    chooser.choose = watched  # type: ignore[method-assign]
+    world.controller._drafted = watched  # type: ignore[method-assign]
     for i in range(3):
         world.run(400, [(1, 2, 3 + i)] * texts)
     assert len(below) > 20 and not any(below)

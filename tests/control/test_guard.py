@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from outrider.control import plans
 from outrider.control.guard import LONGEST, SHORTEST, Guard, scatter_of
 from tests.control.clocked import World, fixed, plain
 
@@ -113,15 +114,18 @@ def test_a_drafter_that_loses_is_left_whatever_is_promised(monkeypatch) -> None:
     """Nothing of it is ever kept, it takes five percent of a round, and is thought to gain half."""
     costs = {"draft_s": lambda rows: 0.03, "wrong": lambda place: 1.0}
     world = World(monkeypatch, **costs)
-    best_of = world.controller._chooser._best_of
+    drawn, promised = plans.drawn, list[int]()
 
-    def flattered(arm, view, times, idle):
-        plan = best_of(arm, view, times, idle)
+    def flattered(times, drawing):
+        plan = drawn(times, drawing)
+        promised.append(1)
         return plan and replace(plan, rate_tok_s=1.5 * times.plain.rate_tok_s)
 
-    monkeypatch.setattr("outrider.control.plans.LEAST", 0.0)
-    world.controller._chooser._best_of = flattered  # type: ignore[method-assign]
-    found = speed(world)
+    monkeypatch.setattr(plans, "LEAST", 0.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(plans, "drawn", flattered)
+        found = speed(world)
+    assert len(promised) > 20
     report = world.controller.report()
     assert report["draft"]["rounds"] > 20, "it was promised much, and tried"
     assert found > 0.98 * speed(World(monkeypatch, drafter=plain, **costs))

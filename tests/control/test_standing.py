@@ -15,7 +15,7 @@ import pytest
 from outrider.control import Controller, ControlSettings, plans
 from outrider.control import chooser as chooser_module
 from outrider.control import controller as module
-from outrider.control.chooser import MOST, OFFERS_STAND, SAMPLED, SETTLED, STANDS, TIMED, Chooser
+from outrider.control.chooser import MOST, SAMPLED, SETTLED, STANDS, TIMED, Chooser
 from outrider.control.guard import KNOWN, Guard, Rest
 from outrider.control.knowledge import RESTING
 from outrider.control.plans import Class, Drawing, Plan, Times
@@ -169,10 +169,7 @@ def test_a_sample_ends_what_stands_of_its_drafter_and_of_nobody_else() -> None:
     world.sampled[0] += 1
     assert alone.get((False, 0, 2), 16) is None and alone.get((False, 0, 2), 2) is None
     assert alone.get((False, 1, 2), 16).plan is plan
-    alone.put((True, 1, 2), times, 16, many, plan, None)
-    world.now += OFFERS_STAND
-    assert alone.get((True, 1, 2), 16) is None and alone.get((False, 1, 2), 16) is not None
-    world.now += STANDS - OFFERS_STAND
+    world.now += STANDS
     assert alone.get((False, 1, 2), 16) is None
 
 
