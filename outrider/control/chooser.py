@@ -216,24 +216,21 @@ class Chooser:
             for one in found:
                 if one.arm == (None if self._fallback in self._certain else self._fallback):
                     best, why = one, FALLBACK
-        self._works(best.arm)
+        self.at_work = best.arm
         sample = self._sample(view, times, found, best, due) if view.clean else None
-        if sample is None:
-            return Choice(best, why)
-        if sample.plan.arm is not None:
-            self._forgot[sample.plan.arm] = self._known.now
-        return sample
+        choice = Choice(best, why) if sample is None else sample
+        self._works(choice.plan.arm)
+        return choice
 
     def again(self, view: View) -> Choice | None:
         """The choice for one text by plans that stand, or are found now; chains alone.
 
-        None where more is to be weighed than these: a sample, the fallback, what holds for this
-        text only.
+        None where a sample may be due. A fallback, and what holds for this text only, are not
+        looked at.
         """
         text, state, offer = view.texts[0], view.states[0], view.offers[0]
         alone, known, times = self._alone, self._known, view.times
-        if times is None or state.guards:
-            return None
+        assert times is not None and not state.guards
         best, stop, why = times.plain, None, PLAIN
         due, held, taken = 1.0, None, None
         if offer is not None and alone.certain:
@@ -261,29 +258,32 @@ class Chooser:
             idle.append(None)
         if any(known.looks(kind, 1, alone=True) for kind in idle):
             return None
+        self.at_work = best.arm
         self._works(best.arm)
         return Choice(best, why, None, stop)
 
     def _works(self, arm: int | None) -> None:
-        """It is chosen: of one that draws no luck is forgotten up to here."""
-        self.at_work = arm
+        """It drafts in this round: of one that draws no luck is forgotten up to here."""
         if arm is not None:
             self._forgot[arm] = self._known.now
 
-    def renew(self, view: View) -> None:
-        """What stands for one text goes by the times of `view`, and by what is let through now."""
+    def renew(self, view: View, last: int) -> None:
+        """What stands for one text goes by the times of `view`, and by what is let through now.
+
+        `last` is the last round that is over: luck is forgotten up to there.
+        """
         assert view.times is not None
-        key, known, now = (view.rule, view.context), self._known, self._known.now
+        key, known = (view.rule, view.context), self._known
         alone = self._every.get(key)
         if alone is None or not alone.times.like(view.times):
             alone = self._every[key] = _Alone(view.times, known)
         self._alone = alone
         alone.certain, alone.books = self._allowed(None, view), []
         for arm in self._drawing_arms:
-            book, idle = known.book(arm, view.rule), now - self._forgot[arm]
-            if idle:
+            book, idle = known.book(arm, view.rule), last - self._forgot[arm]
+            if idle > 0:
                 book.cells(view.texts, min(idle, 2 * WEIGH_AGAIN))
-            self._forgot[arm] = now
+                self._forgot[arm] = last
             if self.serves(arm, view.rule) and self._allowed(arm, view):
                 alone.books.append((arm, book))
 
@@ -314,7 +314,7 @@ class Chooser:
 
     def _by_itself(self, view: View, times: Times) -> list[Plan]:
         """The same for one text and chains: what stands, and what is found now and is to stand."""
-        self.renew(view)
+        self.renew(view, self._known.now - 1)
         text, state, offer = view.texts[0], view.states[0], view.offers[0]
         alone, found = self._alone, list[Plan | None]()
         if offer is not None and alone.certain:

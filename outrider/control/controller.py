@@ -235,8 +235,8 @@ class Controller(SeveralDrafters):
         view.offers = self._offers(view.texts, view.states, view.caps, draws)
         choice = None if standing.whole else self._chooser.again(view)
         if choice is None:
-            standing.whole = False
             choice = self._chooser.choose(view)
+            standing.whole = not choice.lasts
         return Round.of(view, choice)
 
     def _renewed(self, standing: _Standing) -> _Standing | None:
@@ -247,7 +247,7 @@ class Controller(SeveralDrafters):
         view.times = known.times(1, view.context, self.settings.max_depth)
         if view.times is None or not self._rests[1, view.rule].pays:
             return None
-        self._chooser.renew(view)
+        self._chooser.renew(view, known.now)
         standing.whole = known.plain_due(1, view.context)
         return standing
 

@@ -383,6 +383,8 @@ class Knowledge:
                 book = self.book(arm, text.rule, None if taken else done.choice.plan.trees)
                 offered = done.offered[b] if taken else done.drawn(b)
                 book.felt(text.key, done.kept.get(text.key, 0), offered)
+                if offered and done.choice.stake is None and done.choice.plan.trees is None:
+                    self._served[arm] = self.now
 
     def _keep(self, done: Round) -> None:
         """What was kept of whose tokens."""
@@ -407,8 +409,6 @@ class Knowledge:
             if trees is None:
                 if sample:
                     self.sampled[arm] += 1
-                else:
-                    self._served[arm] = self.now
                 self._offer(arm, asked, levels)
                 if done.worths is not None:
                     book.confidence.saw(done.worths[b][:offered], kept)

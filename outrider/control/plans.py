@@ -20,7 +20,7 @@ CHANCE = 0.5
 LEAST = 0.05
 """A drafted token less likely to be kept than this is not weighed at all."""
 
-ALIKE, PLACES = 0.08, (1, 2, 4, 6, 8, 12, 16, 24, 32)
+ALIKE, PLACES = 0.08, (1, 2, 4, 6, 8, 12, 16)
 """Shares by which times are alike, at so many rows."""
 
 

@@ -114,6 +114,16 @@ def test_each_class_of_luck_is_weighed_once_while_its_plan_stands(monkeypatch) -
     monkeypatch.setattr(
         plans, "drawn", lambda *given: weighed.append(one.known.now) or drawn(*given)
     )
+    put, found_at, apart = chooser_module._Alone.put, dict[tuple[object, ...], int](), list[int]()
+
+    def putting(alone, key, *given):
+        now, place = one.known.now, (alone, key, one.known.sampled[0])
+        if now > 300 and place in found_at:
+            apart.append(now - found_at[place])
+        found_at[place] = now
+        return put(alone, key, *given)
+
+    monkeypatch.setattr(chooser_module._Alone, "put", putting)
     made, late = one.controller._drafted, list[int]()
 
     def drafting(current, draws):
@@ -132,18 +142,19 @@ def test_each_class_of_luck_is_weighed_once_while_its_plan_stands(monkeypatch) -
     assert len(drafted) > 1 and rounds > 500
     assert all(0 < left <= STANDS for left in late) and max(late) == STANDS
     assert len(weighed) < rounds / 2
+    assert len(apart) > 20 and min(apart) >= STANDS
 
 
 def test_a_plan_that_is_known_little_of_stands_for_few_rounds(monkeypatch) -> None:
     """Under a rule that is new, too, however much another one has told of the drafter."""
     one = Watched(monkeypatch, wrong=lambda place: 0.5)
     chooser = one.controller._chooser
-    put, left, first = chooser_module._Alone.put, list[int](), dict[tuple[int, int], int]()
+    put, left, first = chooser_module._Alone.put, list[int](), dict[tuple[object, int], int]()
 
     def putting(alone, key, *given):
         found = put(alone, key, *given)
         left.append(found.until - one.known.now)
-        first.setdefault((id(alone), key[2]), left[-1])
+        first.setdefault((alone, key[2]), left[-1])
         return found
 
     monkeypatch.setattr(chooser_module._Alone, "put", putting)
@@ -191,13 +202,21 @@ def test_who_is_not_let_through_is_sampled_while_a_text_stands(monkeypatch) -> N
     report = controller.report()
     assert report["draft"]["reasons"][SAMPLED] > 3
     drafted, propose = list[int](), one.world.model.propose
+    stood, drawn = list[bool](), controller._drafted
 
     def proposing(texts, depths, draws):
         drafted.append(texts[0].num_output)
         return propose(texts, depths, draws)
 
+    def drafting(current, draws):
+        if current.choice.why == SAMPLED:
+            stood.append(controller._standing is not None)
+        return drawn(current, draws)
+
     monkeypatch.setattr(one.world.model, "propose", proposing)
+    monkeypatch.setattr(controller, "_drafted", drafting)
     one.world.run(PAID)
+    assert any(stood), stood
     assert sum(place > 900 for place in drafted) > 30
     assert known.rate(0, "greedy") > 0.6
 
@@ -207,16 +226,67 @@ def test_luck_is_forgotten_of_rounds_in_which_a_drafter_stood_idle_and_no_others
     times = Times(1, 1.0, (1.0, 1.0))
     view = SimpleNamespace(times=times, rule="greedy", context=0, texts=[SimpleNamespace(key=1)])
     known.now = 20
-    chooser.renew(view)
+    chooser.renew(view, 20)
     assert known.forgot == [8]
-    # It was at work in the seventh of eight rounds, and a look-up in the last.
+    # It is at work in the seventh of eight rounds, and a look-up in the last.
     known.now = 27
     chooser._works(0)
     known.now = 28
     chooser._works(None)
-    chooser.renew(view)
-    chooser.renew(view)
+    chooser.renew(view, 28)
+    chooser.renew(view, 28)
     assert known.forgot == [8, 1]
+    # Before the round behind one in which it was at work, and behind that.
+    known.now = 29
+    chooser._works(0)
+    known.now = 30
+    chooser.renew(view, 29)
+    chooser._works(0)
+    chooser.renew(view, 30)
+    assert known.forgot == [8, 1]
+
+
+def test_no_luck_is_forgotten_of_who_drafts_in_every_round(monkeypatch) -> None:
+    """Nor where all is weighed anew each time."""
+    monkeypatch.setattr(Rest, "pays", property(lambda _: False, lambda *_: None), raising=False)
+    one = Watched(monkeypatch, wrong=lambda place: 0.3)
+    one.world.run(PAID)
+    assert one.controller._standing is None
+    book, idle = one.known.book(0, "greedy"), list[int]()
+    cells, drafted = book.cells, list[int]()
+    propose = one.world.model.propose
+
+    def proposing(*given):
+        drafted.append(one.known.now)
+        return propose(*given)
+
+    def forgetting(texts, rounds=0):
+        if rounds and one.known.now - 1 in drafted:
+            idle.append(one.known.now)
+        return cells(texts, rounds)
+
+    monkeypatch.setattr(one.world.model, "propose", proposing)
+    monkeypatch.setattr(book, "cells", forgetting)
+    one.world.run(400)
+    assert len(drafted) > 50 and not idle
+
+
+def test_one_text_needs_no_sample_of_who_was_just_chosen(monkeypatch) -> None:
+    """Though that round is not noted yet."""
+    one = Watched(monkeypatch)
+    one.world.run(PAID)
+    known, timed, seen = one.known, one.controller.timed, list[bool]()
+
+    def ended(texts, times):
+        done = one.controller._round
+        timed(texts, times)
+        if done is not None and done.served == [0] and one.controller._over:
+            known.due[0] = 0
+            seen.append(known.looks(0, 1, alone=True) or not known.looks(0, 1, alone=False))
+
+    monkeypatch.setattr(one.controller, "timed", ended)
+    one.world.run(400)
+    assert len(seen) > 20 and not any(seen)
 
 
 class Idle:
