@@ -218,9 +218,10 @@ class Chooser:
                     best, why = one, FALLBACK
         self.at_work = best.arm
         sample = self._sample(view, times, found, best, due) if view.clean else None
-        choice = Choice(best, why) if sample is None else sample
-        self._works(choice.plan.arm)
-        return choice
+        if sample is not None:
+            return sample
+        self._works(best.arm)
+        return Choice(best, why)
 
     def again(self, view: View) -> Choice | None:
         """The choice for one text by plans that stand, or are found now; chains alone.
@@ -256,14 +257,14 @@ class Chooser:
         idle: list[int | None] = [arm for arm in self._drawing_arms if arm != best.arm]
         if taken is not None and taken is not best:
             idle.append(None)
-        if any(known.looks(kind, 1, alone=True) for kind in idle):
+        if any(known.looks(kind, 1, beside=best.depth > 0) for kind in idle):
             return None
         self.at_work = best.arm
         self._works(best.arm)
         return Choice(best, why, None, stop)
 
     def _works(self, arm: int | None) -> None:
-        """It drafts in this round: of one that draws no luck is forgotten up to here."""
+        """It is chosen for this round: of one that draws no luck is forgotten up to here."""
         if arm is not None:
             self._forgot[arm] = self._known.now
 
@@ -482,7 +483,8 @@ class Chooser:
         known = self._known
         for kind in (None, *self._weighed(view)):
             chosen = best.depth > 0 and kind == best.arm
-            looked_at = known.looks(kind, len(view.texts), alone=view.trees is None)
+            beside = view.trees is None and best.depth > 0
+            looked_at = known.looks(kind, len(view.texts), beside=beside)
             if not looked_at or (chosen and (kind is None or view.trees is None)):
                 continue
             taken = next((one for one in found if one.arm is None), None)

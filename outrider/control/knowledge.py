@@ -24,8 +24,8 @@ drafted for, and all wait."""
 SAVED_UP = 30
 """Rounds of which the share may be saved up, beside one round whole; or what the sample costs."""
 SAMPLE_EVERY = 12
-"""Rounds between two samples of a drafter; none where the last one was kept whole. One text's needs
-none so long behind a draft of it that was chosen."""
+"""Rounds between two samples of a drafter; none where the last one was kept whole. Beside another
+one that is chosen one text's needs none so long behind a draft of its own that was chosen."""
 PLAIN_AT_FIRST = 2
 """Plain rounds that are timed before anything else; of another kind of rounds one is."""
 PLAIN_AGAIN = (8, 256)
@@ -120,14 +120,15 @@ class Knowledge:
         found = self.guards.get((arm, trees, len(view.texts).bit_length(), view.rule))
         return found is None or found.allows(self.now)
 
-    def looks(self, kind: int | None, num_texts: int, *, alone: bool) -> bool:
+    def looks(self, kind: int | None, num_texts: int, *, beside: bool) -> bool:
         """Whether it is to be looked whether a sample of who was not chosen can be afforded.
 
-        `alone`: chains alone are drafted, so that one that was chosen tells as much as a sample.
+        `beside`: another one is, and chains alone are drafted. One that was chosen lately for one
+        text tells as much as a sample then; where nobody is, it may pay by now.
         """
         if self.due.get(kind, 0) > self.now:
             return False
-        if kind is None or not alone or num_texts > 1:
+        if kind is None or not beside or num_texts > 1:
             return not self.too_dear(kind, num_texts)
         seen = self.now - self._served[kind] < SAMPLE_EVERY
         return not seen and not self.too_dear(kind, num_texts)

@@ -282,7 +282,7 @@ def test_one_text_needs_no_sample_of_who_was_just_chosen(monkeypatch) -> None:
         timed(texts, times)
         if done is not None and done.served == [0] and one.controller._over:
             known.due[0] = 0
-            seen.append(known.looks(0, 1, alone=True) or not known.looks(0, 1, alone=False))
+            seen.append(known.looks(0, 1, beside=True) or not known.looks(0, 1, beside=False))
 
     monkeypatch.setattr(one.controller, "timed", ended)
     one.world.run(400)
