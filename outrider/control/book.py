@@ -78,7 +78,7 @@ class Book:
     def _set_luck(self, text: int, luck: float) -> None:
         """Where it is asked for in each round the class is at hand."""
         self._luck[text] = luck
-        self._classes[text] = min(3, int(luck * 4))
+        self._classes[text] = _class_of(luck)
 
     def offered(self, text: int, tokens: int) -> tuple[int, list[float]]:
         """The class of a text's certain draft, and the chances of its tokens.
@@ -141,9 +141,7 @@ class Book:
         A drafter that was asked and had nothing to say is bad luck of this text alone.
         """
         luck_now = min(kept, COUNTED) / min(offered, COUNTED) if offered else 0.0
-        luck = self._luck.get(text)
-        if luck is None:
-            luck = self._luck_of(text)
+        luck = self._luck_of(text)
         self._set_luck(text, luck + LUCK_STEP * (luck_now - luck))
 
     @property

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Sequenced
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 from outrider.control import plans
-from outrider.control.book import Book
 from outrider.control.knowledge import SAMPLE_EVERY, Knowledge
 from outrider.control.plans import Class, Drawing, Plan, Times
 from outrider.control.rounds import Choice, Offer, Stake, View
 from outrider.control.settings import ControlSettings
 from outrider.control.sizes import rows_of, sizes_of
+from outrider.control.standing import Alone, Stands
 from outrider.decoding import rule_named
 from outrider.drafters.base import Drafter
 from outrider.drafters.stop import Stop
@@ -28,10 +28,6 @@ LOOK_AGAIN = 4
 SAMPLE_DEPTH = 2
 WEIGH_AGAIN = 4
 """Rounds after which a drafter that stands idle is weighed anew where nothing has changed."""
-STANDS, SETTLED = 12, 4
-"""Rounds for which a plan for a text by itself stands at most, as finding it takes more than all
-the rest of a round; one for so many drafts that were seen of such texts."""
-
 NOTHING = Plan(None, 0, 0.0, 0.0)
 _CHAINS = (None,)
 TIMED = "plain decoding is timed"
@@ -73,88 +69,6 @@ class _Weighed:
         return all(cap == before or depth <= cap < before for before, cap in alike)
 
 
-@dataclass(slots=True)
-class _Stands:
-    """A plan for a text by itself, found where `most` tokens might be drafted.
-
-    It stands until some round, or until a further sample of its drafter. `gain` is what it promises
-    beside plain decoding: both go with the machine. `short` are those for fewer tokens.
-    """
-
-    plan: Plan | None
-    stop: Stop | None
-    until: int
-    sampled: int
-    most: int
-    depth: int
-    gain: float
-    short: dict[int, _Stands] = field(default_factory=dict[int, "_Stands"])
-
-    def up_to(self, most: int) -> _Stands:
-        """The plan where no more tokens may be drafted than these."""
-        found = self.short.get(most)
-        if found is None:
-            plan, gain = None if self.plan is None else self.plan.up_to(most), 0.0
-            if self.plan is not None and plan is not None:
-                gain = self.gain * plan.rate_tok_s / self.plan.rate_tok_s
-            found = _Stands(plan, self.stop, self.until, self.sampled, most, most, gain)
-            self.short[most] = found
-        return found
-
-
-class _Alone:
-    """Plans for rounds of one text that stand for a while, whichever text it is.
-
-    By who drafts, and by the class of what is known of the text: a plan is the same for all who are
-    of one. They go by one record of times, and end with it.
-
-    Attributes:
-        times: what they are for.
-        certain: whether look-ups are let through.
-        books: the drafters that draw and are let through, and what is known of them.
-    """
-
-    def __init__(self, times: Times, known: Knowledge) -> None:
-        self.times = times
-        self.certain = False
-        self.books: list[tuple[int, Book]] = []
-        self._known = known
-        self._plans: dict[tuple[bool, int, int], _Stands] = {}
-
-    def get(self, key: tuple[bool, int, int], most: int) -> _Stands | None:
-        """What stands for such a round, in which so many tokens may be drafted at most.
-
-        The key is whether it is of look-ups, whose, and the class of the text.
-        """
-        found = self._plans.get(key)
-        if found is None or self._known.now >= found.until:
-            return None
-        if found.sampled != self._known.sampled[key[1]]:
-            return None
-        if found.depth > most:
-            return found.up_to(most)
-        # Where it might have gone further it may be another one.
-        return found if most <= found.most else None
-
-    def put(
-        self,
-        key: tuple[bool, int, int],
-        times: Times,
-        most: int,
-        seen: int,
-        plan: Plan | None,
-        stop: Stop | None,
-    ) -> _Stands:
-        """It stands from now on, the longer the more drafts of such texts were `seen`."""
-        known = self._known
-        until = known.now + min(STANDS, 1 + seen // SETTLED)
-        depth, gain = (0, 0.0) if plan is None else (plan.depth, plan.rate_tok_s)
-        gain *= times.plain_s
-        found = _Stands(plan, stop, until, known.sampled[key[1]], most, depth, gain)
-        self._plans[key] = found
-        return found
-
-
 class Chooser:
     """Chooses a plan for each round.
 
@@ -183,8 +97,8 @@ class Chooser:
         self._usual = settings.max_depth + 2
         self._plans: dict[int, _Weighed] = {}
         # Of one text, by its rule and the class of its length; and those of the text at work.
-        self._every: dict[tuple[str, int], _Alone] = {}
-        self._alone = _Alone(Times(1, 1.0, ()), known)
+        self._every: dict[tuple[str, int], Alone] = {}
+        self._alone = Alone(Times(1, 1.0, ()), known)
         # Until when the luck with a drafter that stands idle was forgotten.
         self._forgot = [0] * len(drafters)
 
@@ -277,7 +191,7 @@ class Chooser:
         key, known = (view.rule, view.context), self._known
         alone = self._every.get(key)
         if alone is None or not alone.times.like(view.times):
-            alone = self._every[key] = _Alone(view.times, known)
+            alone = self._every[key] = Alone(view.times, known)
         self._alone = alone
         alone.certain, alone.books = self._allowed(None, view), []
         for arm in self._drawing_arms:
@@ -319,16 +233,16 @@ class Chooser:
         text, state, offer = view.texts[0], view.states[0], view.offers[0]
         alone, found = self._alone, list[Plan | None]()
         if offer is not None and alone.certain:
-            found.append(_now(self._taken(offer, view, times), times))
+            found.append(self._taken(offer, view, times).now(times))
         # In a text's first round nobody who draws is asked.
         for arm, book in alone.books if view.caps[0] and state.rounds else ():
-            plan = _now(self._drawn(arm, book.cell(text.key), view, times), times)
+            plan = self._drawn(arm, book.cell(text.key), view, times).now(times)
             if plan is not None and len(text.tokens) - state.read.get(arm, 0) > self._usual:
                 plan = self._behind_reading(plan, view, times)
             found.append(plan)
         return [one for one in found if one is not None]
 
-    def _taken(self, offer: Offer, view: View, times: Times) -> _Stands:
+    def _taken(self, offer: Offer, view: View, times: Times) -> Stands:
         """How much to take of one text's offer."""
         key, most = (True, offer.arm, offer.cell), len(offer.tokens)
         found = self._alone.get(key, most)
@@ -338,7 +252,7 @@ class Chooser:
             found = self._alone.put(key, times, most, seen, plan, None)
         return found
 
-    def _drawn(self, arm: int, cell: int, view: View, times: Times) -> _Stands:
+    def _drawn(self, arm: int, cell: int, view: View, times: Times) -> Stands:
         """How deep to draft for one text of such a class."""
         key, most = (False, arm, cell), view.caps[0]
         found = self._alone.get(key, most)
@@ -590,15 +504,6 @@ class Chooser:
         expected_s = times.target_s(sum(lengths)) + drafting_s + reading_s
         rate = tokens / expected_s
         return Plan(arm, depth, rate, expected_s, tuple(lengths), b, trees, last, ending=ending)
-
-
-def _now(found: _Stands, times: Times) -> Plan | None:
-    """The plan, with what it promises beside plain decoding at what that takes now."""
-    plan = found.plan
-    if plan is None:
-        return None
-    rate = found.gain / times.plain_s
-    return replace(plan, rate_tok_s=rate, expected_s=plan.expected_s * plan.rate_tok_s / rate)
 
 
 def _ranked(view: View) -> bool:

@@ -449,31 +449,12 @@ class Controller(SeveralDrafters):
             for text in current.view.texts if self._reading else ():
                 self._reading.pop(text.key, None)
             return self._taken(current, plan.lengths if plan.depth else [0] * num, draws)
-        if num == 1 and plan.trees is None:
-            return self._drawn(current, plan.arm, [self._depth_of_one(current, plan.arm)], draws)
         depths, lengths = self._shared_out(current, plan.arm)
         drawn = self._drawn(current, plan.arm, depths, draws)
         if not any(lengths):
             return drawn
         taken = self._taken(current, lengths, draws)
         return Parts([drawn, taken], [0, 0]).side_by_side([length > 0 for length in lengths])
-
-    def _depth_of_one(self, current: Round, arm: int) -> int:
-        """How deep a text by itself is drafted for; what it was offered was weighed already."""
-        view, key = current.view, current.view.texts[0].key
-        text, state, tokens = view.texts[0], view.states[0], len(view.texts[0].tokens)
-        if self._reading.get(key) != arm:
-            self._reading[key] = arm
-            if self.drafters[arm].unread(text) > READ_AHEAD:
-                # If that is more than a chunk it is read so, between other texts' rounds.
-                current.waiting = True
-                return 0
-        depth = min(view.caps[0], self._deepest(current, arm))
-        current.served[0], current.asked[0] = arm, depth
-        current.cells[0] = self._known.book(arm, view.rule).cell(key)
-        current.unread = tokens - state.read.get(arm, 0)
-        state.read[arm] = tokens
-        return depth
 
     def _taken(self, current: Round, lengths: Sequenced[int], draws: RoundDraws) -> Draft:
         """The first tokens of certain drafts."""
@@ -506,6 +487,8 @@ class Controller(SeveralDrafters):
         deepest, trees, only = self._deepest(current, arm), plan.trees is not None, plan.only
         if only is not None:
             lengths = [0 if b == only else length for b, length in enumerate(plan.lengths)]
+        # Chains of one text were weighed beside what it is offered.
+        weighed = only is not None or (len(depths) == 1 and not trees)
         now, reading = self._known.now, self._reading
         # Once for each text: what is asked of the view elsewhere is written out.
         for b in range(len(depths)) if only is None else (only,):
@@ -516,7 +499,7 @@ class Controller(SeveralDrafters):
                 continue
             key, tokens = text.key, len(text.tokens)
             cell, offer = book.cell(key), view.offers[b]
-            if offer is not None and only is None:
+            if offer is not None and not weighed:
                 drawn = book.counts(cell).survival(depth)[:depth]
                 if sum(offer.survival[:depth]) >= sum(drawn):
                     lengths[b] = min(depth, len(offer.tokens))
@@ -545,11 +528,7 @@ class Controller(SeveralDrafters):
         """The chosen drafter's draft."""
         drafter = self.drafters[arm]
         trees = current.plan.trees
-        stop = current.choice.stop
-        with (
-            nullcontext() if stop is None else drafter.stopping(stop),
-            _bounded(draws, trees),
-        ):
+        with drafter.stopping(current.choice.stop), _bounded(draws, trees):
             started = self._clock()
             draft = drafter.propose(current.view.texts, depths, draws)
             current.drawn_s = self._clock() - started

@@ -232,7 +232,7 @@ class Knowledge:
 
     def _drafted(self, done: Round) -> None:
         """A drafter that draws was at work."""
-        arm, times, seconds = done.choice.plan.arm, done.view.times, done.drawn_s
+        arm, times, seconds = done.plan.arm, done.view.times, done.drawn_s
         own = zip(done.served, done.taken, strict=True)
         num = sum(served == arm and not taken for served, taken in own)
         if arm is None or times is None or not num or not done.levels:
@@ -277,7 +277,7 @@ class Knowledge:
         None where the round does not tell: of a sample, of one that read prompts, and where plain
         decoding was not timed.
         """
-        view, plan = done.view, done.choice.plan
+        view, plan = done.view, done.plan
         num, rows = len(view.texts), sum(done.offered)
         made = num + sum(done.kept.values())
         target_s = times.score_s + times.verify_s + times.commit_s
@@ -347,7 +347,7 @@ class Knowledge:
 
         It is worth so many plain rounds. Seconds that were saved, and that the round took.
         """
-        view, plan = done.view, done.choice.plan
+        view, plan = done.view, done.plan
         num, expected_s = len(view.texts), max(plan.expected_s, plain_s, 1e-9)
         key = (plan.arm, plan.trees is not None, num.bit_length(), view.rule)
         pace = self._paces.get(key)
@@ -378,18 +378,18 @@ class Knowledge:
     def felt(self, done: Round) -> None:
         """What was kept changes the luck of texts, whenever the rest of the round is noted."""
         done.felt = True
-        for b, arm in enumerate(done.served):
+        for b, (text, arm) in enumerate(zip(done.view.texts, done.served, strict=True)):
             if arm is not None:
-                text, taken = done.view.texts[b], done.taken[b]
-                book = self.book(arm, text.rule, None if taken else done.choice.plan.trees)
+                taken, kept = done.taken[b], done.kept.get(text.key, 0)
+                book = self.book(arm, text.rule, None if taken else done.plan.trees)
                 offered = done.offered[b] if taken else done.drawn(b)
-                book.felt(text.key, done.kept.get(text.key, 0), offered)
-                if offered and done.choice.stake is None and done.choice.plan.trees is None:
+                book.felt(text.key, kept, offered)
+                if offered and done.choice.stake is None and done.plan.trees is None:
                     self._served[arm] = self.now
 
     def _keep(self, done: Round) -> None:
         """What was kept of whose tokens."""
-        view, plan = done.view, done.choice.plan
+        view, plan = done.view, done.plan
         trees, sample = plan.trees, plan.only is not None
         for b, text in enumerate(view.texts):
             arm, asked, offered = done.served[b], done.asked[b], done.offered[b]

@@ -220,10 +220,7 @@ def named(draft: Draft, first: int) -> Draft:
     if not first:
         return draft
     if draft.part_BN is None:
-        # `replace` takes as long as all else that is done to a text's draft.
-        tree, law, rows_BN, kinds_BN = draft.tree, draft.law, draft.law_rows_BN, draft.kinds_BN
-        kinds, worth_BN, part = draft.kinds, draft.worth_BN, first + draft.part
-        return Draft(tree, law, rows_BN, kinds_BN, kinds, None, worth_BN, part)
+        return replace(draft, part=first + draft.part)
     return replace(draft, part_BN=draft.part_BN + first)
 
 

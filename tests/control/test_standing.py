@@ -12,13 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from outrider.control import Controller, ControlSettings, plans
-from outrider.control import chooser as chooser_module
+from outrider.control import Controller, ControlSettings, plans, standing
 from outrider.control import controller as module
-from outrider.control.chooser import MOST, SAMPLED, SETTLED, STANDS, TIMED, Chooser
+from outrider.control.chooser import MOST, SAMPLED, TIMED, Chooser
 from outrider.control.guard import KNOWN, Guard, Rest
 from outrider.control.knowledge import RESTING
 from outrider.control.plans import Class, Drawing, Plan, Times
+from outrider.control.standing import SETTLED, STANDS
 from outrider.drafters import ModelDrafter
 from outrider.engine import Emitter, Engine, Requests
 from outrider.models.protocol import ProtocolTarget
@@ -114,7 +114,7 @@ def test_each_class_of_luck_is_weighed_once_while_its_plan_stands(monkeypatch) -
     monkeypatch.setattr(
         plans, "drawn", lambda *given: weighed.append(one.known.now) or drawn(*given)
     )
-    put, found_at, apart = chooser_module._Alone.put, dict[tuple[object, ...], int](), list[int]()
+    put, found_at, apart = standing.Alone.put, dict[tuple[object, ...], int](), list[int]()
 
     def putting(alone, key, *given):
         now, place = one.known.now, (alone, key, one.known.sampled[0])
@@ -123,7 +123,7 @@ def test_each_class_of_luck_is_weighed_once_while_its_plan_stands(monkeypatch) -
         found_at[place] = now
         return put(alone, key, *given)
 
-    monkeypatch.setattr(chooser_module._Alone, "put", putting)
+    monkeypatch.setattr(standing.Alone, "put", putting)
     made, late = one.controller._drafted, list[int]()
 
     def drafting(current, draws):
@@ -149,7 +149,7 @@ def test_a_plan_that_is_known_little_of_stands_for_few_rounds(monkeypatch) -> No
     """Under a rule that is new, too, however much another one has told of the drafter."""
     one = Watched(monkeypatch, wrong=lambda place: 0.5)
     chooser = one.controller._chooser
-    put, left, first = chooser_module._Alone.put, list[int](), dict[tuple[object, int], int]()
+    put, left, first = standing.Alone.put, list[int](), dict[tuple[object, int], int]()
 
     def putting(alone, key, *given):
         found = put(alone, key, *given)
@@ -157,7 +157,7 @@ def test_a_plan_that_is_known_little_of_stands_for_few_rounds(monkeypatch) -> No
         first.setdefault((alone, key[2]), left[-1])
         return found
 
-    monkeypatch.setattr(chooser_module._Alone, "put", putting)
+    monkeypatch.setattr(standing.Alone, "put", putting)
     one.world.run(**LONG)
     assert max(left) == STANDS and min(left) == 1
     first.clear()
@@ -167,7 +167,7 @@ def test_a_plan_that_is_known_little_of_stands_for_few_rounds(monkeypatch) -> No
 
 def test_a_sample_ends_what_stands_of_its_drafter_and_of_nobody_else() -> None:
     world, times = SimpleNamespace(now=10, sampled=[0, 0]), Times(1, 1.0, (1.0, 1.0))
-    alone, many = chooser_module._Alone(times, world), SETTLED * STANDS
+    alone, many = standing.Alone(times, world), SETTLED * STANDS
     plan = Plan(0, 4, 2.0, 1.0, along=[(1.5, 1.0), (1.8, 1.0), (1.9, 1.0), (2.0, 1.0)])
     for arm in (0, 1):
         alone.put((False, arm, 2), times, 16, many, plan, None)
@@ -187,9 +187,9 @@ def test_a_sample_ends_what_stands_of_its_drafter_and_of_nobody_else() -> None:
 def test_what_a_plan_promises_goes_with_the_machine() -> None:
     """Beside plain decoding, whose time is another one by now."""
     times = Times(1, 0.5, (0.5, 0.5))
-    alone = chooser_module._Alone(times, SimpleNamespace(now=0, sampled=[0]))
+    alone = standing.Alone(times, SimpleNamespace(now=0, sampled=[0]))
     found = alone.put((False, 0, 2), times, 16, 0, Plan(0, 4, 3.0, 1.0), None)
-    now = chooser_module._now(found, Times(1, 0.6, (0.6, 0.6)))
+    now = found.now(Times(1, 0.6, (0.6, 0.6)))
     assert now.rate_tok_s == pytest.approx(2.5) and now.expected_s == pytest.approx(1.2)
 
 
