@@ -120,6 +120,7 @@ class Counts:
         self._discount, self._prior = start.discount, start.prior
         self._like = like
         self.count = 0
+        # Until more is counted.
         self._survival: list[float] = []
         self._first: dict[int, list[float]] = {}
         self._survival_of = 0
@@ -130,6 +131,7 @@ class Counts:
         Of one of many texts of a round, `part` of all, so much less is forgotten.
         """
         self.count += 1
+        self._forget()
         have, discount = len(self._kept), 1.0 - (1.0 - self._discount) * part
         for i in range(min(kept + 1, asked)):
             if i == have:
@@ -153,21 +155,26 @@ class Counts:
 
     def survival(self, depth: int) -> list[float]:
         """P(the first i tokens kept), i from 1 to at least `depth`; kept until the next round."""
-        stamp = self.count if self._like is None else self.stamp
-        if len(self._survival) < depth or self._survival_of != stamp:
-            if self._survival_of != stamp:
-                self._first.clear()
-            self._survival_of = stamp
+        if self._like is not None and self._survival_of != self.stamp:
+            self._survival_of = self.stamp
+            self._forget()
+        if len(self._survival) < depth:
             self._survival = list(accumulate(self.conditional(depth), mul))
         return self._survival
 
     def first(self, depth: int) -> list[float]:
         """The same of exactly `depth` tokens; one list for all who ask until more is counted."""
-        along = self.survival(depth)
+        if self._like is not None:
+            self.survival(depth)
         found = self._first.get(depth)
         if found is None:
-            found = self._first[depth] = along[:depth]
+            found = self._first[depth] = self.survival(depth)[:depth]
         return found
+
+    def _forget(self) -> None:
+        """What was told is not so any longer; who was told keeps it."""
+        self._survival = []
+        self._first.clear()
 
     @property
     def stamp(self) -> int:

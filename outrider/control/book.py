@@ -113,7 +113,6 @@ class Book:
 
     def saw(
         self,
-        text: int,
         cell: int,
         kept: int,
         offered: int,
@@ -124,7 +123,7 @@ class Book:
         """A draft of `offered` tokens, of at most `asked`, had its first `kept` ones kept.
 
         `part` is the text's of the round: what is remembered are rounds, however many texts.
-        Its luck is not counted here.
+        The text's luck is not counted here.
         """
         self.counts(cell).saw(kept, offered if asked is None else asked, part)
         if not offered:
@@ -141,8 +140,11 @@ class Book:
         A drafter that was asked and had nothing to say is bad luck of this text alone.
         """
         luck_now = min(kept, COUNTED) / min(offered, COUNTED) if offered else 0.0
-        luck = self._luck_of(text)
-        self._set_luck(text, luck + LUCK_STEP * (luck_now - luck))
+        luck = self._luck.get(text)
+        if luck is None:
+            luck = self._luck_of(text)
+        self._luck[text] = luck = luck + LUCK_STEP * (luck_now - luck)
+        self._classes[text] = min(3, int(luck * 4))
 
     @property
     def rate(self) -> float | None:

@@ -144,24 +144,25 @@ class Chooser:
         looked at.
         """
         text, state, offer = view.texts[0], view.states[0], view.offers[0]
-        alone, known, times = self._alone, self._known, view.times
+        alone, known, times, at_work = self._alone, self._known, view.times, self.at_work
         assert times is not None and not state.guards
-        best, stop, why = times.plain, None, PLAIN
-        due, held, taken = 1.0, None, None
+        best, stop, why, due = times.plain, None, PLAIN, 1.0
+        held, taken, most = None, None, view.caps[0]
         if offer is not None and alone.certain:
-            found = self._taken(offer, view, times)
-            taken = found.plan
-            if taken is not None and found.gain > due:
-                best, why, due = taken, MOST, found.gain
+            key = True, offer.arm, offer.cell
+            taken = alone.get(key, len(offer.tokens)) or self._taken(offer, view, times)
+            if taken.plan is not None and taken.gain > due:
+                best, why, due = taken.plan, MOST, taken.gain
         for arm, book in alone.books:
-            found = self._drawn(arm, book.cell(text.key), view, times)
+            cell = book.cell(text.key)
+            found = alone.get((False, arm, cell), most) or self._drawn(arm, cell, view, times)
             plan, gain = found.plan, found.gain
-            if plan is None:
+            if plan is None or (gain <= due and arm != at_work):
                 continue
             if len(text.tokens) - state.read.get(arm, 0) > self._usual:
                 read = self._behind_reading(plan, view, times)
                 plan, gain = read, gain * read.rate_tok_s / plan.rate_tok_s
-            if arm == self.at_work:
+            if arm == at_work:
                 held = plan, found.stop, gain
             if gain > due:
                 best, stop, why, due = plan, found.stop, MOST, gain
@@ -169,10 +170,11 @@ class Chooser:
             best, stop, why = held[0], held[1], HELD
         # Who is not let through is sampled, too.
         idle: list[int | None] = [arm for arm in self._drawing_arms if arm != best.arm]
-        if taken is not None and taken is not best:
+        if taken is not None and taken.plan is not None and taken.plan is not best:
             idle.append(None)
-        if any(known.looks(kind, 1, beside=best.depth > 0) for kind in idle):
-            return None
+        for kind in idle:
+            if known.due[kind] <= known.now and known.looks(kind, 1, beside=best.depth > 0):
+                return None
         self.at_work = best.arm
         self._works(best.arm)
         return Choice(best, why, None, stop)
@@ -193,6 +195,7 @@ class Chooser:
         if alone is None or not alone.times.like(view.times):
             alone = self._every[key] = Alone(view.times, known)
         self._alone = alone
+        alone.end()
         alone.certain, alone.books = self._allowed(None, view), []
         for arm in self._drawing_arms:
             book, idle = known.book(arm, view.rule), last - self._forgot[arm]
@@ -231,7 +234,8 @@ class Chooser:
         """The same for one text and chains: what stands, and what is found now and is to stand."""
         self.renew(view, self._known.now - 1)
         text, state, offer = view.texts[0], view.states[0], view.offers[0]
-        alone, found = self._alone, list[Plan | None]()
+        alone = self._alone
+        found: list[Plan | None] = []
         if offer is not None and alone.certain:
             found.append(self._taken(offer, view, times).now(times))
         # In a text's first round nobody who draws is asked.
@@ -247,9 +251,9 @@ class Chooser:
         key, most = (True, offer.arm, offer.cell), len(offer.tokens)
         found = self._alone.get(key, most)
         if found is None:
-            seen = self._known.book(offer.arm, view.rule).counts(offer.cell).count
+            counts = self._known.book(offer.arm, view.rule).counts(offer.cell)
             plan = plans.certain(times, [offer.survival])
-            found = self._alone.put(key, times, most, seen, plan, None)
+            found = self._alone.put(key, times, most, counts, plan, None)
         return found
 
     def _drawn(self, arm: int, cell: int, view: View, times: Times) -> Stands:
@@ -262,7 +266,7 @@ class Chooser:
             counts = self._known.book(arm, view.rule).counts(cell)
             plan = plans.drawn(times, self._one(arm, counts.survival(deepest), times))
             stop = None if plan is None else self._stop(view, plan)
-            self._alone.put(key, times, deepest, counts.count, plan, stop)
+            self._alone.put(key, times, deepest, counts, plan, stop)
             found = self._alone.get(key, most)
             assert found is not None
         return found

@@ -202,7 +202,8 @@ class Knowledge:
 
     def left_of(self, texts: Sequenced[Sequence]) -> list[float]:
         """The same of some texts."""
-        lefts, usual = list[float](), self._num_output
+        usual = self._num_output
+        lefts: list[float] = []
         for text in texts:
             left = text.remaining
             if left > 16:
@@ -222,7 +223,7 @@ class Knowledge:
             if same < len(came) or len(came) == most:
                 self.heard[arm] += 1
                 book = self.book(arm, text.rule)
-                book.saw(text.key, offer.cell, same, most, part=part)
+                book.saw(offer.cell, same, most, part=part)
                 book.felt(text.key, same, most)
                 del state.pending[arm]
 
@@ -232,18 +233,18 @@ class Knowledge:
 
     def _drafted(self, done: Round) -> None:
         """A drafter that draws was at work."""
-        arm, times, seconds = done.plan.arm, done.view.times, done.drawn_s
-        own = zip(done.served, done.taken, strict=True)
-        num = sum(served == arm and not taken for served, taken in own)
+        plan, times, seconds = done.plan, done.view.times, done.drawn_s
+        arm, own = plan.arm, zip(done.served, done.taken, strict=True)
+        num = sum([served == arm and not taken for served, taken in own])
         if arm is None or times is None or not num or not done.levels:
             return
-        trees, live = done.plan.trees, self._drafts[arm]
+        trees, live = plan.trees, self._drafts[arm]
         # What the last round left unread goes with the first level; of a little more nothing tells.
         if done.unread > num * SHORT[0]:
             start_s, level_s = self.draft_s(arm, num, times, trees)
             beside = start_s + done.levels * level_s
             live.saw_prompt(done.unread, seconds - beside, self.now)
-        elif done.unread <= num * (done.plan.depth + 2):
+        elif done.unread <= num * (plan.depth + 2):
             if trees is not None:
                 num, live = num * trees.width, self._tree_drafts[arm]
             live.saw(num, done.levels, seconds, self.now)
@@ -377,46 +378,50 @@ class Knowledge:
 
     def felt(self, done: Round) -> None:
         """What was kept changes the luck of texts, whenever the rest of the round is noted."""
-        done.felt = True
-        for b, (text, arm) in enumerate(zip(done.view.texts, done.served, strict=True)):
+        view, choice = done.view, done.choice
+        plan, done.felt = choice.plan, True
+        for b, arm in enumerate(done.served):
             if arm is not None:
-                taken, kept = done.taken[b], done.kept.get(text.key, 0)
-                book = self.book(arm, text.rule, None if taken else done.plan.trees)
-                offered = done.offered[b] if taken else done.drawn(b)
-                book.felt(text.key, kept, offered)
-                if offered and done.choice.stake is None and done.plan.trees is None:
+                key, offered, trees = view.texts[b].key, done.offered[b], plan.trees
+                if done.taken[b]:
+                    trees = None
+                elif offered:
+                    offered = done.drawn(b)
+                self.book(arm, view.rule, trees).felt(key, done.kept.get(key, 0), offered)
+                if offered and choice.stake is None and plan.trees is None:
                     self._served[arm] = self.now
 
     def _keep(self, done: Round) -> None:
         """What was kept of whose tokens."""
-        view, plan = done.view, done.plan
+        view, plan, part = done.view, done.plan, done.view.part
         trees, sample = plan.trees, plan.only is not None
-        for b, text in enumerate(view.texts):
-            arm, asked, offered = done.served[b], done.asked[b], done.offered[b]
+        for b, arm in enumerate(done.served):
             if arm is None:
                 continue
-            kept = done.kept.get(text.key, 0)
+            kept, asked, offered = (
+                done.kept.get(view.texts[b].key, 0),
+                done.asked[b],
+                done.offered[b],
+            )
             self.heard[arm] += 1
             if done.taken[b]:
-                book = self.book(arm, view.rule)
-                book.saw(text.key, done.cells[b], kept, offered, part=view.part)
+                self.book(arm, view.rule).saw(done.cells[b], kept, offered, part=part)
                 continue
             book = self.book(arm, view.rule, trees)
             book.at = self.now
-            levels = done.drawn(b)
-            if not levels:
+            if not offered:
                 # A text it cannot draft for says nothing of others.
                 continue
+            levels = done.drawn(b)
             if trees is None:
                 if sample:
                     self.sampled[arm] += 1
                 self._offer(arm, asked, levels)
-                if done.worths is not None:
-                    book.confidence.saw(done.worths[b][:offered], kept)
-            part = 1.0 if sample else view.part
+                if done.worth_BN is not None:
+                    book.confidence.saw(done.worth_BN[b, :offered].tolist(), kept)
             if done.grown is not None:
-                self._keep_smaller(done, done.grown, b, part)
-            book.saw(text.key, done.cells[b], kept, levels, asked, part=part)
+                self._keep_smaller(done, done.grown, b, 1.0 if sample else part)
+            book.saw(done.cells[b], kept, levels, asked, part=1.0 if sample else part)
             if sample and kept == levels:
                 # Another one at once: it may pay again.
                 self.due[arm] = self.now
@@ -437,7 +442,7 @@ class Knowledge:
         for trees, kept in would:
             book = self.book(arm, view.rule, trees)
             book.at = self.now
-            book.saw(text.key, book.cell(text.key), kept, asked, done.asked[b], part=part)
+            book.saw(book.cell(text.key), kept, asked, done.asked[b], part=part)
             book.felt(text.key, kept, asked)
 
     def _offer(self, arm: int, asked: int, levels: int) -> None:

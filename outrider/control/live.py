@@ -33,7 +33,7 @@ LEAST_OF_LEVEL = 0.4
 round's, however deep."""
 USUAL = 4
 """Levels over which what a drafter takes in any round is spread."""
-EVERY = 16
+EVERY = 32
 """Rounds after which the curve is drawn anew where something in it has moved; of what was seldom
 timed it is at once."""
 MOVED = 0.02
@@ -368,9 +368,14 @@ class LiveDraft:
         """Round `now`, of `texts` texts, that read no more than the last round left."""
         if levels:
             place = _place(texts)
-            self._levels.setdefault(place, Recent()).add(seconds / levels, now)
-            of_place = self._rounds.setdefault(place, {})
-            of_place.setdefault(levels, Recent()).add(seconds, now)
+            own = self._levels.get(place)
+            if own is None:
+                own, self._rounds[place] = self._levels.setdefault(place, Recent()), {}
+            own.add(seconds / levels, now)
+            depths = self._rounds[place]
+            if levels not in depths:
+                depths[levels] = Recent()
+            depths[levels].add(seconds, now)
 
     def saw_prompt(self, tokens: int, seconds: float, now: int) -> None:
         """So many tokens were read beside, or ahead of, a round."""

@@ -9,7 +9,7 @@ alone says which, so that several drafters can be observed at one text.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import count
 
 import torch
@@ -71,12 +71,15 @@ def observing(
         InvalidConfig: an unknown rule, or a lossy one that is not asked for.
     """
     observed = Observed(rule_named(rule, lossless=lossless))
-    sure = nullcontext() if drafter is None or rule != "greedy" else drafter.stopping(Stop())
+    asked = None if rule != "greedy" else drafter
     RULES[observed.name] = observed
     try:
-        with sure:
-            yield observed
+        if asked is not None:
+            asked.stop = Stop()
+        yield observed
     finally:
+        if asked is not None:
+            asked.stop = None
         del RULES[observed.name]
 
 

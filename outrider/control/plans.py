@@ -20,8 +20,10 @@ CHANCE = 0.5
 LEAST = 0.05
 """A drafted token less likely to be kept than this is not weighed at all."""
 
-ALIKE, PLACES = 0.08, (1, 2, 4, 6, 8, 12, 16)
-"""Shares by which times are alike, at so many rows."""
+ALIKE, PLACES = 0.06, (1, 2, 4, 6, 8, 12, 16)
+"""Share by which times may differ in the mean of so many rows, beside a plain round's."""
+APART = 0.2
+"""Share by which plain rounds may differ: a drafter has become slower or faster along with them."""
 
 
 @dataclass(slots=True)
@@ -100,7 +102,10 @@ class Times:
         return self._plain
 
     def like(self, other: Times) -> bool:
-        """Whether plans by these times are as good by the others, within noise."""
+        """Whether plans by these times are as good by the others, within noise.
+
+        What they promise goes by what rows take beside a plain round.
+        """
         if self is other:
             return True
         if self.texts != other.texts or self.most != other.most:
@@ -109,8 +114,11 @@ class Times:
         if len(own) != len(others):
             return False
         places = [row for row in PLACES if row < len(own)]
-        pairs = [(self.plain_s, other.plain_s), *((own[row], others[row]) for row in places)]
-        return all(abs(one - two) <= ALIKE * one for one, two in pairs)
+        faster = self.plain_s / other.plain_s
+        if not 1 - APART <= faster <= 1 + APART:
+            return False
+        off = sum([abs(own[row] - faster * others[row]) for row in places])
+        return off <= ALIKE * sum([own[row] for row in places])
 
     def turns(self, first: int, end: int) -> list[int]:
         """Rows between these two at which the curve turns; it is straight elsewhere."""
@@ -187,7 +195,7 @@ def drawn(times: Times, drawing: Drawing) -> Plan | None:
     # The least that a further level takes.
     more_s = level_s if num > 4 else level_s * min(offered, default=1.0)
     alone = classes[0].survival if len(classes) == 1 else None
-    along = list[tuple[float, float]]()
+    along: list[tuple[float, float]] = []
     for level in range(most):
         if alone is not None:
             gained, texts = num * alone[level], num
@@ -307,7 +315,7 @@ def certain(
     beside_s = times.plain_s - curve[times.texts]
     tokens, rows, seconds = float(times.texts), 0, times.plain_s
     best, best_rows, best_rate, best_s = 0, 0, 0.0, 0.0
-    along = list[tuple[float, float]]()
+    along: list[tuple[float, float]] = []
     for taken, (chance, members) in enumerate(steps, start=1):
         num = min(len(members), room - rows)
         if not num or tokens + min(left, room - rows) * chance <= best_rate * seconds:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterator
 from collections.abc import Sequence as Sequenced
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -24,7 +22,6 @@ from outrider.control.policies import Controlled
 from outrider.control.replayed import Replayed, Step
 from outrider.decoding import Draft, rule_named
 from outrider.drafters.base import Drafter, RoundDraws
-from outrider.drafters.stop import Stop
 from outrider.engine.draws import GroupDraws
 from outrider.engine.group import Group
 from outrider.errors import InvalidConfig
@@ -62,7 +59,6 @@ class Traced(Drafter):
         self._costs, self._clock = costs, clock
         known = costs.drafts.get(name)
         self._token_s = 0.0 if known is None else known.prompt_token_s
-        self._stop: Stop | None = None
         self._guesses: dict[int, Guesses] = {}
         self._read: dict[int, int] = {}
         self._asked: set[int] = set()
@@ -82,15 +78,6 @@ class Traced(Drafter):
         self._clock.now_s += seconds
         self._clock.reading_s += seconds
 
-    @contextmanager
-    def stopping(self, stop: Stop | None) -> Iterator[None]:
-        """A time in which drafts end where `stop` says, as far as it is known what it thought."""
-        before, self._stop = self._stop, stop
-        try:
-            yield
-        finally:
-            self._stop = before
-
     def propose(
         self, texts: Sequenced[Sequence], depths: Sequenced[int], draws: RoundDraws
     ) -> Draft:
@@ -100,7 +87,7 @@ class Traced(Drafter):
         for text, depth in zip(texts, depths, strict=True):
             guesses, made = self._guesses[text.key], text.num_output
             levels = min(depth, guesses.num_tokens - made - 1)
-            chains.append(guesses.chain(made, levels, self._stop) if levels > 0 else ())
+            chains.append(guesses.chain(made, levels, self.stop) if levels > 0 else ())
             worths.append(guesses.worths(made, len(chains[-1])) if chains[-1] else ())
             if depth > 0:
                 # The last token is read with the first level.
@@ -109,7 +96,7 @@ class Traced(Drafter):
         levels, nodes = max(map(len, chains)), sum(map(len, chains))
         self._clock.now_s += self._costs.draft_s(self.name, levels, nodes)
         draft = draws.points(chains)
-        if self._stop is None or any(map(operator.ne, map(len, worths), map(len, chains))):
+        if self.stop is None or any(map(operator.ne, map(len, worths), map(len, chains))):
             return draft
         full = [[*own, *[0.0] * (levels - len(own))] for own in worths]
         worth_BN = torch.tensor(full, dtype=torch.float64).reshape(len(full), levels)

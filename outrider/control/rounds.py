@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Sequenced
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from outrider.control.guard import Guard
 from outrider.control.plans import Plan, Times
 from outrider.control.sizes import Grown
@@ -152,14 +154,14 @@ class Round:
         asked: tokens, or levels of a tree, that were asked for.
         cells: the text's class in the drafter's book.
         offered: tokens drafted.
+        kept: by text, tokens kept.
         levels: of what was drawn.
         branches: whether trees were drawn.
         grown: the trees that were drawn, where their nodes have a worth.
-        worths: of chains that were drawn, where their drafter told, how likely it thought each
-            up to each token.
+        worth_BN: of what was drawn, where its drafter told: of chains how likely it thought each
+            token and all before it.
         unread: tokens that the drafter had to read first.
         drawn_s: seconds that it took.
-        kept: by text, tokens kept.
         waiting: whether a text's drafter has to read it first, in rounds of its own.
         felt: whether the texts' luck was counted already.
     """
@@ -170,14 +172,14 @@ class Round:
     taken: list[bool]
     asked: list[int]
     cells: list[int]
-    offered: list[int] = field(default_factory=list[int])
+    offered: list[int]
+    kept: dict[int, int]
     levels: int = 0
     branches: bool = False
     grown: Grown | None = None
-    worths: list[list[float]] | None = None
+    worth_BN: Tensor | None = None
     unread: int = 0
     drawn_s: float = 0.0
-    kept: dict[int, int] = field(default_factory=dict[int, int])
     waiting: bool = False
     felt: bool = False
 
@@ -185,7 +187,7 @@ class Round:
     def of(cls, view: View, choice: Choice) -> Round:
         """A round in which nobody has drafted yet."""
         num = len(view.texts)
-        return cls(view, choice, [None] * num, [False] * num, [0] * num, [0] * num)
+        return cls(view, choice, [None] * num, [False] * num, [0] * num, [0] * num, [], {})
 
     @property
     def plan(self) -> Plan:

@@ -4,32 +4,43 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from outrider.control.acceptance import Counts
 from outrider.control.book import Book
 from outrider.control.knowledge import Knowledge
 from outrider.control.plans import Plan, Times
 from outrider.drafters.stop import Stop
 
-STANDS, SETTLED = 12, 4
-"""Rounds for which a plan for a text by itself stands at most, as finding it takes longer than all
-else of a choice; one for so many drafts that were seen of such texts."""
+STANDS, SETTLED = 16, 4
+"""Drafts of such texts behind which a plan for a text by itself is found anew at the latest, as
+finding it takes longer than all else of a choice; one for so many that were seen before."""
+LATEST = 96
+"""Rounds after which it is found anew in any case."""
 
 
 @dataclass(slots=True)
 class Stands:
     """A plan for a text by itself, found where `most` tokens might be drafted.
 
-    It stands until some round, or until a further sample of its drafter. `gain` is what it promises
-    beside plain decoding: both go with the machine. `short` are those for fewer tokens.
+    It stands until so many drafts of its class were counted, until some round, or until a further
+    sample of its drafter. `gain` is what it promises beside plain decoding: both go with the
+    machine. `short` are those for fewer tokens.
     """
 
     plan: Plan | None
     stop: Stop | None
+    counts: Counts
     until: int
+    latest: int
     sampled: int
     most: int
     depth: int
     gain: float
     short: dict[int, Stands] = field(default_factory=dict[int, "Stands"])
+
+    def ends(self, now: int, sampled: int) -> bool:
+        """Whether it stands no longer in round `now`."""
+        seen = self.counts.count >= self.until
+        return seen or now >= self.latest or sampled != self.sampled
 
     def up_to(self, most: int) -> Stands:
         """The plan where no more tokens may be drafted than these."""
@@ -38,8 +49,9 @@ class Stands:
             plan, gain = None if self.plan is None else self.plan.up_to(most), 0.0
             if self.plan is not None and plan is not None:
                 gain = self.gain * plan.rate_tok_s / self.plan.rate_tok_s
-            found = Stands(plan, self.stop, self.until, self.sampled, most, most, gain)
-            self.short[most] = found
+            found = self.short[most] = replace(
+                self, plan=plan, most=most, depth=most, gain=gain, short={}
+            )
         return found
 
     def now(self, times: Times) -> Plan | None:
@@ -70,15 +82,22 @@ class Alone:
         self._known = known
         self._plans: dict[tuple[bool, int, int], Stands] = {}
 
+    def end(self) -> None:
+        """Drops what stands no longer."""
+        known = self._known
+        over = [
+            key for key, one in self._plans.items() if one.ends(known.now, known.sampled[key[1]])
+        ]
+        for key in over:
+            del self._plans[key]
+
     def get(self, key: tuple[bool, int, int], most: int) -> Stands | None:
-        """What stands for such a round, in which so many tokens may be drafted at most.
+        """What stands for a round in which so many tokens may be drafted at most.
 
         The key is whether it is of look-ups, whose, and the class of the text.
         """
         found = self._plans.get(key)
-        if found is None or self._known.now >= found.until:
-            return None
-        if found.sampled != self._known.sampled[key[1]]:
+        if found is None:
             return None
         if found.depth > most:
             return found.up_to(most)
@@ -90,15 +109,15 @@ class Alone:
         key: tuple[bool, int, int],
         times: Times,
         most: int,
-        seen: int,
+        counts: Counts,
         plan: Plan | None,
         stop: Stop | None,
     ) -> Stands:
-        """It stands from now on, the longer the more drafts of such texts were `seen`."""
-        known = self._known
-        until = known.now + min(STANDS, 1 + seen // SETTLED)
+        """It stands from now on, the longer the more drafts of such texts were counted."""
+        now, sampled, seen = self._known.now, self._known.sampled[key[1]], counts.count
+        until = seen + min(STANDS, 1 + seen // SETTLED)
         depth, gain = (0, 0.0) if plan is None else (plan.depth, plan.rate_tok_s)
         gain *= times.plain_s
-        found = Stands(plan, stop, until, known.sampled[key[1]], most, depth, gain)
+        found = Stands(plan, stop, counts, until, now + LATEST, sampled, most, depth, gain)
         self._plans[key] = found
         return found

@@ -8,9 +8,8 @@ follows the texts' own tokens: after an exception it simply has more to read.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Sequenced
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -151,6 +150,9 @@ class Drafter(ABC):
     max_depth: int | None = None
     """Tokens of a text that it was told to draft in a round at most; a request for more is refused.
     None where nobody said."""
+    stop: Stop | None = None
+    """Where chains are to end, if it can tell how likely tokens are; set for one round. Its drafts
+    then have a `worth_BN`: how likely it thought each token and all before it."""
     wants_rows: bool = False
     """Whether `observe` is to be called."""
     taps: tuple[int, ...] = ()
@@ -197,14 +199,6 @@ class Drafter(ABC):
     def never_asked(self) -> tuple[str, ...]:
         """Names of the models loaded for it that have drafted nothing yet, and nobody knows why."""
         return ()
-
-    @contextmanager
-    def stopping(self, stop: Stop | None) -> Iterator[None]:
-        """A time in which chains end where `stop` says, if it can tell how likely tokens are.
-
-        Its drafts then have a `worth_BN`: how likely it thought each token and all before it.
-        """
-        yield
 
     def pauses(self, texts: Sequenced[Sequence]) -> bool:
         """Whether it is known already that it proposes nothing in the next round of these texts.

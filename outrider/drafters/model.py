@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Sequenced
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from outrider.config import check_between
 from outrider.decoding import Draft
 from outrider.decoding.laws import softmax_of
 from outrider.drafters.base import Drafter, Node, RoundDraws
-from outrider.drafters.stop import Stop, class_of
+from outrider.drafters.stop import class_of
 from outrider.errors import warn
 from outrider.models.base import Chain, Rows, Target
 from outrider.models.plan import chain_ancestors
@@ -62,7 +61,6 @@ class ModelDrafter(Drafter):
         self.model = model
         self.name = name
         self.confidence = confidence
-        self._stop: Stop | None = None
         self.vocab_size = model.vocab_size
         self.chunk = chunk
         self._remake = remake
@@ -127,7 +125,7 @@ class ModelDrafter(Drafter):
             self._draw_unread(texts[b], b, depths[b], pending[0], draws, one_by_one=one_by_one)
             return draws.drawn()
         worths: list[list[float]] = [[] for _ in texts]
-        chances, least = [1.0] * len(texts), 0.0 if self._stop is None else self._stop.least
+        chances, least = [1.0] * len(texts), 0.0 if self.stop is None else self.stop.least
         chain: Chain | None = None
         chained = 0
         for index in range(max(depths, default=0)):
@@ -149,18 +147,18 @@ class ModelDrafter(Drafter):
                     self._drafted[texts[b].key].append(Node(b, token, index - 1))
             tokens = draws.sample(logits, members, index)
             pending = [[token] for token in tokens]
-            if self.confidence or self._stop is not None:
+            if self.confidence or self.stop is not None:
                 for b, prob in zip(members, _probs(logits, tokens), strict=True):
                     worths[b].append(prob * (worths[b][-1] if index else 1.0))
-                    if self._stop is not None:
-                        chances[b] *= self._stop.chances[class_of(prob)]
+                    if self.stop is not None:
+                        chances[b] *= self.stop.chances[class_of(prob)]
                     if prob < self.confidence or chances[b] < least:
                         depths[b] = 0
         if chain is not None:
             tokens = [node.token for node in self._drafted[texts[chained].key]]
             chain.stage(self._known(tokens))
         draft = draws.drawn()
-        if not self.confidence and self._stop is None:
+        if not self.confidence and self.stop is None:
             return draft
         most = draft.tree.num_nodes
         full = [[*own, *[0.0] * (most - len(own))] for own in worths]
@@ -169,7 +167,7 @@ class ModelDrafter(Drafter):
 
     def _may_wait(self, draws: RoundDraws) -> bool:
         """Whether all tokens of a chain can be drawn before the host reads any."""
-        judged = self.confidence > 0 or self._stop is not None
+        judged = self.confidence > 0 or self.stop is not None
         return self.model.takes_unread and draws.may_wait and not judged
 
     def _draw_unread(
@@ -206,15 +204,6 @@ class ModelDrafter(Drafter):
         self._drafted[text.key] = [Node(member, token, i) for i, token in enumerate(tokens[:-1])]
         if chain is not None:
             chain.stage([*begun, *self._known(tokens[:-1])])
-
-    @contextmanager
-    def stopping(self, stop: Stop | None) -> Iterator[None]:
-        """A time in which chains end, too, where `stop` says."""
-        before, self._stop = self._stop, stop
-        try:
-            yield
-        finally:
-            self._stop = before
 
     def _grown(
         self,

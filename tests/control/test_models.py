@@ -186,8 +186,8 @@ def test_levels_that_stand_the_wrong_way_round_cost_what_they_did() -> None:
 def test_a_few_tokens_are_no_rate() -> None:
     book = Book()
     for _ in range(3):
-        book.saw(1, book.cell(1), 0, 3)
+        book.saw(book.cell(1), 0, 3)
     assert book.rate is None
     for _ in range(4):
-        book.saw(1, book.cell(1), 0, 3)
+        book.saw(book.cell(1), 0, 3)
     assert book.drafted >= ENOUGH and book.rate == 0.0

@@ -219,12 +219,12 @@ def test_a_drafter_keeps_the_confidence_it_was_given(monkeypatch) -> None:
     propose = world.model.propose
 
     def watched(texts, depths, draws: RoundDraws):
-        stops.append(world.model._stop)
+        stops.append(world.model.stop)
         return propose(texts, depths, draws)
 
     world.model.propose = watched  # type: ignore[method-assign]
     world.run(60)
-    assert world.model.confidence == 0.25 and world.model._stop is None
+    assert world.model.confidence == 0.25 and world.model.stop is None
     assert any(stop is not None and stop.least > 0 for stop in stops)
 
 

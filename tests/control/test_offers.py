@@ -11,6 +11,7 @@ from outrider import SamplingParams
 from outrider.control import Controller, ControlSettings, plans
 from outrider.control.book import Book
 from outrider.control.chooser import WEIGH_AGAIN, Chooser
+from outrider.control.guard import Guard
 from outrider.control.knowledge import SCORED, Knowledge
 from outrider.control.plans import Times
 from outrider.control.rounds import Offer, State
@@ -95,7 +96,14 @@ def test_an_offer_is_counted_once_whether_it_is_taken_or_not(monkeypatch) -> Non
 
 def test_a_text_whose_own_ledger_says_no_is_given_no_look_up(monkeypatch) -> None:
     world = lookups(monkeypatch, Knower("good"))
-    monkeypatch.setattr(State, "allows", lambda self, now, arm, trees=False: arm is not None)
+    state = world.controller._state
+
+    def paused(text):
+        found = state(text)
+        found.guards[None, False] = Guard(paused_until=1000)
+        return found
+
+    monkeypatch.setattr(world.controller, "_state", paused)
     world.run(60)
     assert set(world.controller.report()) == {"none"}
 
@@ -182,9 +190,9 @@ def test_bad_luck_is_forgotten() -> None:
     book, text = Book(), second()
     for _ in range(20):
         book.felt(1, 4, 4)
-        book.saw(1, book.cell(1), 4, 4)
+        book.saw(book.cell(1), 4, 4)
         book.felt(2, 0, 4)
-        book.saw(2, book.cell(2), 0, 4, part=0.01)
+        book.saw(book.cell(2), 0, 4, part=0.01)
     good, bad = book.cell(1), book.cell(2)
     assert bad < good
     classes = [book.cells([text], 1)[0] for _ in range(60)]
@@ -210,7 +218,7 @@ def test_bad_luck_is_forgotten_by_the_round_however_seldom_it_is_looked_at() -> 
     often, seldom, text = Book(), Book(), second()
     for book in (often, seldom):
         book.felt(2, 0, 4)
-        book.saw(2, book.cell(2), 0, 4, part=0.01)
+        book.saw(book.cell(2), 0, 4, part=0.01)
     for _ in range(4):
         often.cells([text], 1)
     seldom.cells([text], 4)

@@ -171,15 +171,15 @@ def test_a_tree_tells_what_smaller_ones_would_have_kept() -> None:
 def test_what_was_not_drafted_yet_is_as_good_as_what_is_smaller() -> None:
     chains = Book()
     for _ in range(40):
-        chains.saw(7, chains.cell(7), 1, 3)
+        chains.saw(chains.cell(7), 1, 3)
     trees = Book(chains)
     assert trees.cell(7) == chains.cell(7)
     assert trees.survival(7, 4) == pytest.approx(chains.survival(7, 4)[:4])
     # It goes on with the chains' until it has rounds of its own, and then by these.
-    chains.saw(7, chains.cell(7), 3, 3)
+    chains.saw(chains.cell(7), 3, 3)
     assert trees.survival(7, 4) == pytest.approx(chains.survival(7, 4)[:4])
     for _ in range(20):
-        trees.saw(7, trees.cell(7), 3, 3)
+        trees.saw(trees.cell(7), 3, 3)
     assert trees.survival(7, 3)[2] > 0.7 > 2 * chains.survival(7, 3)[2]
 
 
