@@ -33,7 +33,7 @@ LEAST_OF_LEVEL = 0.4
 round's, however deep."""
 USUAL = 4
 """Levels over which what a drafter takes in any round is spread."""
-EVERY = 32
+EVERY = 16
 """Rounds after which the curve is drawn anew where something in it has moved; of what was seldom
 timed it is at once."""
 MOVED = 0.02

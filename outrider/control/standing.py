@@ -13,8 +13,9 @@ from outrider.drafters.stop import Stop
 STANDS, SETTLED = 16, 4
 """Drafts of such texts behind which a plan for a text by itself is found anew at the latest, as
 finding it takes longer than all else of a choice; one for so many that were seen before."""
-LATEST = 96
-"""Rounds after which it is found anew in any case."""
+LATEST = 64
+"""Rounds after which it is found anew in any case; `STANDS` where it promises no more than plain
+decoding, as nobody sees then what would be kept."""
 
 
 @dataclass(slots=True)
@@ -118,6 +119,7 @@ class Alone:
         until = seen + min(STANDS, 1 + seen // SETTLED)
         depth, gain = (0, 0.0) if plan is None else (plan.depth, plan.rate_tok_s)
         gain *= times.plain_s
-        found = Stands(plan, stop, counts, until, now + LATEST, sampled, most, depth, gain)
+        latest = now + (LATEST if gain > 1.0 else STANDS)
+        found = Stands(plan, stop, counts, until, latest, sampled, most, depth, gain)
         self._plans[key] = found
         return found
