@@ -330,14 +330,10 @@ def overhead(options: argparse.Namespace) -> list[dict[str, float]]:
         llm.generate(first, params)
         seen_s, beside_s = clock_s()
         spent, inside, rounds = watched(controller)
-        before, rested, points = rows_of(llm), rests_of(controller), GroupDraws.points
-        clocked(GroupDraws, "points", inside)
-        try:
-            with swept():
-                for group in groups:
-                    llm.generate(group, params)
-        finally:
-            GroupDraws.points = points
+        before, rested = rows_of(llm), rests_of(controller)
+        with swept(), drafts_clocked(inside):
+            for group in groups:
+                llm.generate(group, params)
         rows, rested = rows_of(llm) - before, rests_of(controller) - rested
         own = sum(spent) - len(spent) * seen_s - sum(inside) - len(inside) * beside_s
         found.append(
@@ -351,6 +347,19 @@ def overhead(options: argparse.Namespace) -> list[dict[str, float]]:
             }
         )
     return found
+
+
+@contextmanager
+def drafts_clocked(into: list[float]) -> Iterator[None]:
+    """A time in which the making of drafts of certain tokens is timed, where there are any."""
+    points = GroupDraws.points
+    timed = SimpleNamespace(points=points)
+    clocked(timed, "points", into)
+    GroupDraws.points = lambda draws, said: (timed.points if any(said) else points)(draws, said)
+    try:
+        yield
+    finally:
+        GroupDraws.points = points
 
 
 def rests_of(controller: Controller) -> int:

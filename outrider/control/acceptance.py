@@ -164,11 +164,10 @@ class Counts:
 
     def first(self, depth: int) -> list[float]:
         """The same of exactly `depth` tokens; one list for all who ask until more is counted."""
-        if self._like is not None:
-            self.survival(depth)
+        along = self.survival(depth)
         found = self._first.get(depth)
         if found is None:
-            found = self._first[depth] = self.survival(depth)[:depth]
+            found = self._first[depth] = along[:depth]
         return found
 
     def _forget(self) -> None:

@@ -173,7 +173,7 @@ class Chooser:
         if taken is not None and taken.plan is not None and taken.plan is not best:
             idle.append(None)
         for kind in idle:
-            if known.due[kind] <= known.now and known.looks(kind, 1, beside=best.depth > 0):
+            if known.looks(kind, 1, beside=best.depth > 0):
                 return None
         self.at_work = best.arm
         self._works(best.arm)
@@ -195,7 +195,6 @@ class Chooser:
         if alone is None or not alone.times.like(view.times):
             alone = self._every[key] = Alone(view.times, known)
         self._alone = alone
-        alone.end()
         alone.certain, alone.books = self._allowed(None, view), []
         for arm in self._drawing_arms:
             book, idle = known.book(arm, view.rule), last - self._forgot[arm]

@@ -195,9 +195,9 @@ class Controller(SeveralDrafters):
         """What promises most tokens a second, or nothing."""
         self._known.now += 1
         standing = self._standing
-        if standing is not None:
-            if texts is standing.texts:
-                return self._go_on(standing, depths[0], draws)
+        if standing is not None and texts is standing.texts:
+            return self._go_on(standing, depths[0], draws)
+        if standing is not None or self._over:
             self._standing = None
             self._note_asked()
         quiet = self._quiets.get(id(texts))
@@ -230,8 +230,8 @@ class Controller(SeveralDrafters):
             if not state.guards:
                 # The next round reads no prompt.
                 going_on = view if state.rounds else replace(view, prompt_rows=0)
-                look_ups = self._look_ups(view.rule)
-                self._standing = _Standing(texts, going_on, look_ups, whole=not choice.lasts)
+                whole = not choice.lasts or self._known.plain_due(1, view.context)
+                self._standing = _Standing(texts, going_on, self._look_ups(view.rule), whole)
         return self._drafted(Round.of(view, choice), draws)
 
     def _go_on(self, standing: _Standing, depth: int, draws: RoundDraws) -> Draft:

@@ -368,10 +368,9 @@ class LiveDraft:
         """Round `now`, of `texts` texts, that read no more than the last round left."""
         if levels:
             place = _place(texts)
-            own = self._levels.get(place)
-            if own is None:
-                own, self._rounds[place] = self._levels.setdefault(place, Recent()), {}
-            own.add(seconds / levels, now)
+            if place not in self._levels:
+                self._levels[place], self._rounds[place] = Recent(), {}
+            self._levels[place].add(seconds / levels, now)
             depths = self._rounds[place]
             if levels not in depths:
                 depths[levels] = Recent()

@@ -72,6 +72,7 @@ def observing(
     """
     observed = Observed(rule_named(rule, lossless=lossless))
     asked = None if rule != "greedy" else drafter
+    before = None if asked is None else asked.stop
     RULES[observed.name] = observed
     try:
         if asked is not None:
@@ -79,7 +80,7 @@ def observing(
         yield observed
     finally:
         if asked is not None:
-            asked.stop = None
+            asked.stop = before
         del RULES[observed.name]
 
 

@@ -23,7 +23,7 @@ LEAST = 0.05
 ALIKE, PLACES = 0.06, (1, 2, 4, 6, 8, 12, 16)
 """Share by which times may differ in the mean of so many rows, beside a plain round's."""
 APART = 0.2
-"""Share by which plain rounds may differ: a drafter has become slower or faster along with them."""
+"""Share by which one of them may, and a plain round: a drafter becomes slower along with it."""
 
 
 @dataclass(slots=True)
@@ -117,8 +117,10 @@ class Times:
         faster = self.plain_s / other.plain_s
         if not 1 - APART <= faster <= 1 + APART:
             return False
-        off = sum([abs(own[row] - faster * others[row]) for row in places])
-        return off <= ALIKE * sum([own[row] for row in places])
+        off = [abs(own[row] - faster * others[row]) for row in places]
+        if any(one > APART * own[row] for one, row in zip(off, places, strict=True)):
+            return False
+        return sum(off) <= ALIKE * sum([own[row] for row in places])
 
     def turns(self, first: int, end: int) -> list[int]:
         """Rows between these two at which the curve turns; it is straight elsewhere."""

@@ -14,8 +14,8 @@ STANDS, SETTLED = 16, 4
 """Drafts of such texts behind which a plan for a text by itself is found anew at the latest, as
 finding it takes longer than all else of a choice; one for so many that were seen before."""
 LATEST = 64
-"""Rounds after which it is found anew in any case; `STANDS` where it promises no more than plain
-decoding, as nobody sees then what would be kept."""
+"""Rounds after which it is found anew in any case: what a drafter's levels take may have changed.
+`STANDS` where it promises no more than plain decoding, which is decoded so until then."""
 
 
 @dataclass(slots=True)
@@ -83,22 +83,13 @@ class Alone:
         self._known = known
         self._plans: dict[tuple[bool, int, int], Stands] = {}
 
-    def end(self) -> None:
-        """Drops what stands no longer."""
-        known = self._known
-        over = [
-            key for key, one in self._plans.items() if one.ends(known.now, known.sampled[key[1]])
-        ]
-        for key in over:
-            del self._plans[key]
-
     def get(self, key: tuple[bool, int, int], most: int) -> Stands | None:
         """What stands for a round in which so many tokens may be drafted at most.
 
         The key is whether it is of look-ups, whose, and the class of the text.
         """
-        found = self._plans.get(key)
-        if found is None:
+        found, known = self._plans.get(key), self._known
+        if found is None or found.ends(known.now, known.sampled[key[1]]):
             return None
         if found.depth > most:
             return found.up_to(most)

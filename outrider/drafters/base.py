@@ -151,8 +151,8 @@ class Drafter(ABC):
     """Tokens of a text that it was told to draft in a round at most; a request for more is refused.
     None where nobody said."""
     stop: Stop | None = None
-    """Where chains are to end, if it can tell how likely tokens are; set for one round. Its drafts
-    then have a `worth_BN`: how likely it thought each token and all before it."""
+    """Where chains are to end, if it can tell how likely tokens are. While it is set drafts have a
+    `worth_BN`: how likely it thought each token and all before it."""
     wants_rows: bool = False
     """Whether `observe` is to be called."""
     taps: tuple[int, ...] = ()

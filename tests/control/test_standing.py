@@ -16,7 +16,7 @@ from outrider.control import Controller, ControlSettings, plans, standing
 from outrider.control import controller as module
 from outrider.control.chooser import MOST, SAMPLED, TIMED, Chooser
 from outrider.control.guard import KNOWN, Guard, Rest
-from outrider.control.knowledge import RESTING
+from outrider.control.knowledge import PLAIN_AGAIN, RESTING
 from outrider.control.plans import Class, Drawing, Plan, Times
 from outrider.control.standing import LATEST, SETTLED, STANDS
 from outrider.drafters import ModelDrafter
@@ -176,10 +176,7 @@ def test_a_sample_ends_what_stands_of_its_drafter_and_of_nobody_else() -> None:
     assert (short.depth, short.plan.depth, short.gain) == (2, 2, pytest.approx(1.8))
     assert alone.get((False, 0, 2), 2) is short
     assert alone.get((False, 0, 2), 20) is None
-    alone.end()
-    assert alone.get((False, 0, 2), 16).plan is plan
     world.sampled[0] += 1
-    alone.end()
     assert alone.get((False, 0, 2), 16) is None and alone.get((False, 0, 2), 2) is None
     assert alone.get((False, 1, 2), 16).plan is plan
     # So many drafts of such texts later, or so many rounds.
@@ -187,11 +184,9 @@ def test_a_sample_ends_what_stands_of_its_drafter_and_of_nobody_else() -> None:
         alone.put((False, 1, 2), times, 16, seen, plan, None)
         seen.count += drafts - (drafts > 0)
         world.now += later - (later > 0)
-        alone.end()
         assert alone.get((False, 1, 2), 16).plan is plan
         seen.count += drafts > 0
         world.now += later > 0
-        alone.end()
         assert alone.get((False, 1, 2), 16) is None
 
 
@@ -442,6 +437,10 @@ def test_times_that_differ_by_more_than_noise_end_what_stands(
     other = Times(1, plain_s, slower, most)
     assert times.like(other) is alike and times.like(times)
     assert not times.like(Times(2, 1.0, known, 40))
+    # A plan may lie where they differ most.
+    for share, near in ((1.1, True), (1.25, False)):
+        turned = [own * (share if row == 2 else 1.0) for row, own in enumerate(known)]
+        assert times.like(Times(1, 1.0, turned, 40)) is near
 
 
 def test_luck_counts_at_once_and_once(monkeypatch) -> None:
@@ -589,6 +588,47 @@ def test_rounds_are_noted_under_their_own_numbers_however_late(monkeypatch) -> N
     for tokens in range(40, 60):
         one.world.run(tokens)
     assert all(same) and len(same) > 10
+
+
+def test_plain_decoding_is_timed_however_short_texts_are(monkeypatch) -> None:
+    """They end before rounds of theirs are noted; and longer ones are of another kind."""
+    one = Watched(monkeypatch, wrong=lambda place: 0.0)
+    one.world.run(PAID)
+    seen, before = one.known._live.plain_seen, one.known.now
+    timed = seen(1, 0)[0]
+    while one.known.now < before + 3 * PLAIN_AGAIN[1]:
+        one.world.run(24)
+        # As a text that stands has it, not by a rest.
+        assert one.controller._rests[1, "greedy"].pays
+    assert 3 <= seen(1, 0)[0] - timed <= 5
+    long = [1 + place % 5 for place in range(2100)]
+    one.world.run(24, [long])
+    assert seen(1, 3)[0] >= 1
+
+
+def test_a_round_without_memory_leaves_none_unnoted(monkeypatch) -> None:
+    """What is chosen next goes by all that came before."""
+    one = Watched(monkeypatch)
+    one.world.run(PAID)
+    controller, propose, broken, left = one.controller, one.world.model.propose, [0], list[int]()
+    choose = controller._chooser.choose
+
+    def proposing(texts, depths, draws):
+        if len(controller._over) == 3 and broken[0] < 20:
+            broken[0] += 1
+            raise MemoryError
+        return propose(texts, depths, draws)
+
+    def choosing(view):
+        if controller._standing is None:
+            left.append(len(controller._over))
+        return choose(view)
+
+    monkeypatch.setattr(one.world.model, "propose", proposing)
+    monkeypatch.setattr(controller._chooser, "choose", choosing)
+    one.world.run(**LONG)
+    assert broken[0] == 20 and len(left) >= 20 and not any(left)
+    assert sum(own["rounds"] for own in controller.report().values()) == one.known.now - 20
 
 
 @pytest.mark.parametrize("tokens", [12, 40])
