@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,6 +27,7 @@ from benchmarks import (
 from outrider import SamplingParams
 from outrider.bench.paired import Interval
 from outrider.control.runs import Spread
+from outrider.errors import InvalidConfig
 from outrider.models.bundled import EVAL_SETS
 from outrider.models.hf import default_dtype
 from tests.house.layout import ROOT
@@ -226,6 +229,22 @@ def test_linears_and_attention(
     cases = json.loads(out.read_text())["cases"]
     assert [(case["cached"], case["rows"]) for case in cases] == [(64, 1), (64, 8), (64, 16)]
     assert "64 cached, float32: 8 rows cost" in capsys.readouterr().out
+
+
+def test_a_stall_in_a_texts_beginning_is_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a machine that stalls each time nothing is told."""
+    took = iter([3.0, 1.0, 1.0, 1.5])
+    now = [0.0]
+
+    def generate(prompt: list[int], tokens: int, seed: int) -> None:
+        now[0] += next(took)
+
+    made = SimpleNamespace(target=SimpleNamespace(device=torch.device("cpu")), generate=generate)
+    monkeypatch.setattr(gpu, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    assert gpu.rate(made, [1], 8) == 16.0  # pyright: ignore[reportArgumentType]
+    took = itertools.cycle([3.0, 1.0])
+    with pytest.raises(InvalidConfig, match="8 times the first 16 tokens took longer than 8 more"):
+        gpu.rate(made, [1], 8)  # pyright: ignore[reportArgumentType]
 
 
 def test_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
