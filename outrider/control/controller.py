@@ -11,11 +11,10 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Sequenced
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
-from outrider.control.book import Book
 from outrider.control.chooser import Chooser
 from outrider.control.costs import Costs
 from outrider.control.guard import Rest
@@ -46,10 +45,6 @@ SEASONED, SEASONED_LEAST = 4, 2
 texts at a time, and where rests are long."""
 
 
-_LookUp: TypeAlias = tuple[int, Drafter, Book, bool]
-"""A certain drafter, what is known of it, and whether enough of it was kept lately."""
-
-
 @dataclass(slots=True)
 class _Quiet:
     """Rounds left out one after another: whose, by which rest, and the times not noted yet.
@@ -69,13 +64,11 @@ class _Standing:
     Attributes:
         texts: the list that was asked for.
         view: the round; its offers and how deep it may be are those of the round at hand.
-        look_ups: all of them.
         whole: whether more is to be looked at in the next one.
     """
 
     texts: Sequenced[Sequence]
     view: View
-    look_ups: list[_LookUp]
     whole: bool = False
 
 
@@ -196,7 +189,7 @@ class Controller(SeveralDrafters):
         self._known.now += 1
         standing = self._standing
         if standing is not None and texts is standing.texts:
-            return self._go_on(standing, depths[0], draws)
+            return self._drafted(self._again(standing, depths[0], draws), draws)
         if standing is not None or self._over:
             self._standing = None
             self._note_asked()
@@ -231,68 +224,21 @@ class Controller(SeveralDrafters):
                 # The next round reads no prompt.
                 going_on = view if state.rounds else replace(view, prompt_rows=0)
                 whole = not choice.lasts or self._known.plain_due(1, view.context)
-                self._standing = _Standing(texts, going_on, self._look_ups(view.rule), whole)
+                self._standing = _Standing(texts, going_on, whole)
         return self._drafted(Round.of(view, choice), draws)
 
-    def _go_on(self, standing: _Standing, depth: int, draws: RoundDraws) -> Draft:
-        """A round of a text whose last one was chosen for, too: by what stands, or anew.
-
-        Short calls are written out here: what is run behind a forward is read from memory first,
-        and takes as long whatever it does.
-        """
-        view, known, chooser = standing.view, self._known, self._chooser
-        (state,), (text,) = view.states, view.texts
-        key, pending = text.key, state.pending
-        if pending:
-            known.compare(text, state, 1.0)
-        most = min(depth, self.settings.max_depth)
-        view.caps = caps = [most]
-        best: Offer | None = None
-        for arm, drafter, book, serves in standing.look_ups:
-            chains, parts = drafter.chains(view.texts, caps), None
-            if chains is None:
-                chains, parts = self._chains(arm, view.texts, caps, draws)
-            if tokens := chains[0]:
-                cell, survival = book.offered(key, len(tokens))
-                own = None if parts is None else parts[0][: len(tokens)]
-                offer = Offer(arm, tokens, own, len(text.tokens), survival, cell)
-                if arm not in pending:
-                    pending[arm] = offer
-                if serves and (best is None or sum(survival) > sum(best.survival)):
-                    best = offer
-        view.offers = (best,)
-        choice = None if standing.whole else chooser.again(view)
+    def _again(self, standing: _Standing, depth: int, draws: RoundDraws) -> Round:
+        """A round of a text whose last one was chosen for, too: by what stands, or anew."""
+        view, (state,) = standing.view, standing.view.states
+        if state.pending:
+            self._known.compare(view.texts[0], state, 1.0)
+        view.caps = [min(depth, self.settings.max_depth)]
+        view.offers = self._offers(view.texts, view.states, view.caps, draws)
+        choice = None if standing.whole else self._chooser.again(view)
         if choice is None:
-            choice = chooser.choose(view)
+            choice = self._chooser.choose(view)
             standing.whole = not choice.lasts
-        self._round = current = Round.of(view, choice)
-        plan, reading = choice.plan, self._reading
-        arm = plan.arm
-        if arm is None:
-            if reading:
-                reading.pop(key, None)
-            current.offered = list(plan.lengths) if plan.depth else [0]
-            return self._taken(current, current.offered, draws)
-        unread, depth = len(text.tokens) - state.read.get(arm, 0), plan.depth
-        if unread > READ_AHEAD or plan.only is not None:
-            return self._drafted(current, draws)
-        reading[key], book = arm, known.book(arm, view.rule)
-        if choice.stop is not None and book.confidence.settled:
-            assert view.times is not None
-            depth = max(depth, view.times.most - 1)
-        depth = min(depth, most)
-        current.asked[0], current.served[0], current.cells[0] = depth, arm, book.cell(key)
-        current.unread, state.read[arm] = unread, len(text.tokens)
-        draft = self._drawn(current, arm, [depth], draws)
-        current.offered = draft.tree.counts_B.tolist()
-        return draft
-
-    def _look_ups(self, rule: str) -> list[_LookUp]:
-        """All of them, as what is known of them stands."""
-        serves, book = self._chooser.serves, self._known.book
-        return [
-            (arm, self.drafters[arm], book(arm, rule), serves(arm, rule)) for arm in self._certain
-        ]
+        return Round.of(view, choice)
 
     def _renewed(self, standing: _Standing) -> _Standing | None:
         """What stands behind rounds that were noted; None where it may be better not to ask."""
@@ -303,7 +249,6 @@ class Controller(SeveralDrafters):
         if view.times is None or not self._rests[1, view.rule].pays:
             return None
         self._chooser.renew(view, known.now)
-        standing.look_ups = self._look_ups(view.rule)
         standing.whole = known.plain_due(1, view.context)
         return standing
 
@@ -585,14 +530,13 @@ class Controller(SeveralDrafters):
 
     def _drawn(self, current: Round, arm: int, depths: list[int], draws: RoundDraws) -> Draft:
         """The chosen drafter's draft."""
-        drafter, clock = self.drafters[arm], self._clock
-        trees = current.plan.trees
+        drafter, trees = self.drafters[arm], current.plan.trees
         own, draws.trees = draws.trees, trees
         before, drafter.stop = drafter.stop, current.choice.stop
         try:
-            started = clock()
+            started = self._clock()
             draft = drafter.propose(current.view.texts, depths, draws)
-            current.drawn_s = clock() - started
+            current.drawn_s = self._clock() - started
         finally:
             draws.trees, drafter.stop = own, before
         current.levels, current.branches = draft.tree.depth, not draft.tree.is_chain

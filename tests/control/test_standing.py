@@ -179,6 +179,12 @@ def test_a_sample_ends_what_stands_of_its_drafter_and_of_nobody_else() -> None:
     world.sampled[0] += 1
     assert alone.get((False, 0, 2), 16) is None and alone.get((False, 0, 2), 2) is None
     assert alone.get((False, 1, 2), 16).plan is plan
+    # What promises nothing is found anew sooner.
+    alone.put((False, 1, 2), times, 16, seen, None, None)
+    world.now += STANDS - 1
+    assert alone.get((False, 1, 2), 16).plan is None
+    world.now += 1
+    assert alone.get((False, 1, 2), 16) is None
     # So many drafts of such texts later, or so many rounds.
     for later, drafts in ((0, STANDS), (LATEST, 0)):
         alone.put((False, 1, 2), times, 16, seen, plan, None)
@@ -338,8 +344,8 @@ def test_a_text_with_ledgers_of_its_own_and_a_fallback_do_not_stand(monkeypatch)
     one = Watched(monkeypatch)
     one.world.run(PAID)
     again = list[int]()
-    known = one.controller._go_on
-    monkeypatch.setattr(one.controller, "_go_on", lambda *given: again.append(1) or known(*given))
+    known = one.controller._again
+    monkeypatch.setattr(one.controller, "_again", lambda *given: again.append(1) or known(*given))
     one.world.run(100)
     assert again
     again.clear()
@@ -516,14 +522,14 @@ def test_what_is_at_work_follows_choices_that_stand(monkeypatch) -> None:
     known = Seldom("seldom", right=6)
     one = Watched(monkeypatch, wrong=lambda place: 0.3, more=[known])
     one.world.run(PAID)
-    same, stood = list[bool](), one.controller._go_on
+    same, stood = list[bool](), one.controller._again
 
     def again(*given):
-        draft = stood(*given)
-        same.append(one.controller._chooser.at_work == one.controller._round.plan.arm)
-        return draft
+        current = stood(*given)
+        same.append(one.controller._chooser.at_work == current.plan.arm)
+        return current
 
-    monkeypatch.setattr(one.controller, "_go_on", again)
+    monkeypatch.setattr(one.controller, "_again", again)
     one.world.run(**LONG)
     report = one.controller.report()
     assert min(report[name]["rounds"] for name in ("draft", "seldom")) > 50
@@ -693,13 +699,13 @@ def alone(monkeypatch, drafter: Controller, rule: str, count: int) -> float:
     count_s = itertools.count()
     clock = SimpleNamespace(perf_counter=lambda: float(next(count_s)))
     monkeypatch.setattr("outrider.engine.laps.time", clock)
-    stood, again = [0], Controller._go_on
+    stood, again = [0], Controller._again
 
     def counted(self, *given):
         stood[0] += 1
         return again(self, *given)
 
-    monkeypatch.setattr(Controller, "_go_on", counted)
+    monkeypatch.setattr(Controller, "_again", counted)
     engine = Engine(ProtocolTarget(TARGET), drafter, Emitter(None), max_texts=1)
     requests = Requests(engine, depth=3, end_tokens=frozenset())
     asked = [
