@@ -22,6 +22,8 @@ constexpr int MOST_ROWS = 6, MOST_OUTPUTS = 8;
 // Rows of a pass and outputs at a time; outputs of a block, whose weights stay in a core's cache while one pass after another reads them;
 // and how many numbers ahead of its use a weight is asked for.
 constexpr long BLOCK = 24, AHEAD = 256;
+// Numbers of a pass's rows from which on they are not all in a core's first cache when the next outputs ask for them.
+constexpr long WIDE = 6144;
 
 template <int N>
 struct Lanes {
@@ -57,10 +59,14 @@ static inline float sum(const typename Lanes<N>::Vector& of) {
   }
 }
 
-// Outputs at a time: their sums and a weight stay in registers.
-constexpr int outputs(int rows) {
+// Outputs at a time: their sums and a weight stay in registers. Over wide rows one more, where its sums fit too, with a number of each row or of each
+// weight, whichever are fewer: rows are read from further away then, and fewer times.
+constexpr int outputs(int rows, bool wide) {
   int fit = (REGISTERS - 1) / rows - 1;
-  return fit < 1 ? 1 : fit > MOST_OUTPUTS ? MOST_OUTPUTS : fit;
+  fit = fit < 1 ? 1 : fit;
+  int more = fit + 1, beside = more < rows ? more : rows;
+  if (wide && rows * more + beside < REGISTERS) fit = more;
+  return fit > MOST_OUTPUTS ? MOST_OUTPUTS : fit;
 }
 
 template <int ROWS, int OUTPUTS>
@@ -88,15 +94,23 @@ static void tile(const float* x, const float* w, const float* bias, float* y, lo
     }
 }
 
-template <int ROWS>
-static void some(const float* x, const float* w, const float* bias, float* y, long width,
+template <int ROWS, int OUTPUTS>
+static void over(const float* x, const float* w, const float* bias, float* y, long width,
                  long count, long first, long last) {
-  constexpr int OUTPUTS = outputs(ROWS);
   long o = first;
   for (; o + OUTPUTS <= last; o += OUTPUTS)
     tile<ROWS, OUTPUTS>(x, w + o * width, bias ? bias + o : nullptr, y + o, width, count);
   for (; o < last; o++)
     tile<ROWS, 1>(x, w + o * width, bias ? bias + o : nullptr, y + o, width, count);
+}
+
+template <int ROWS>
+static void some(const float* x, const float* w, const float* bias, float* y, long width,
+                 long count, long first, long last) {
+  if (ROWS * width > WIDE)
+    over<ROWS, outputs(ROWS, true)>(x, w, bias, y, width, count, first, last);
+  else
+    over<ROWS, outputs(ROWS, false)>(x, w, bias, y, width, count, first, last);
 }
 
 typedef void (*Some)(const float*, const float*, const float*, float*, long, long, long, long);

@@ -70,7 +70,9 @@ def test_it_is_compiled_once_and_found_again(
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize(("width", "count"), [(1, 1), (15, 50), (64, 23), (700, 97), (1024, 200)])
+@pytest.mark.parametrize(
+    ("width", "count"), [(1, 1), (15, 50), (64, 23), (700, 97), (1024, 200), (2101, 61)]
+)
 def test_it_is_the_product(compiled: Product, width: int, count: int, threads: int):
     draw, before = torch.Generator().manual_seed(width), torch.get_num_threads()
     weight = torch.randn(count, width, generator=draw)
@@ -90,11 +92,16 @@ def test_it_is_the_product(compiled: Product, width: int, count: int, threads: i
         torch.set_num_threads(before)
 
 
-def test_a_row_has_the_same_bits_among_others(compiled: Product):
-    """And torch's products have not, which is why plain and speculative rows differ at all."""
+@pytest.mark.parametrize("width", [777, 1100, 2100])
+def test_a_row_has_the_same_bits_among_others(compiled: Product, width: int):
+    """And torch's products have not, which is why plain and speculative rows differ at all.
+
+    More than 6,144 numbers in the rows of a pass have tiles of their own: no rows of the first of
+    these widths, six of the second, three and more of the third.
+    """
     draw = torch.Generator().manual_seed(1)
-    weight, bias = torch.randn(300, 777, generator=draw), torch.randn(300, generator=draw)
-    inputs = torch.randn(MOST_ROWS, 777, generator=draw)
+    weight, bias = torch.randn(300, width, generator=draw), torch.randn(300, generator=draw)
+    inputs = torch.randn(MOST_ROWS, width, generator=draw)
     alone = torch.cat([compiled(row[None], weight, bias) for row in inputs])
     for rows in range(1, MOST_ROWS + 1):
         assert torch.equal(compiled(inputs[:rows], weight, bias), alone[:rows])
@@ -436,3 +443,22 @@ def test_pairs_of_numbers_are_multiplied_where_that_is_fast(
         info.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\n")
     monkeypatch.setattr(module, "CPUINFO", info)
     assert ("-DOUTRIDER_NO_PAIRS" in module.machine_flags()) is told
+
+
+@pytest.mark.parametrize(
+    ("vendor", "capability", "rows"),
+    [
+        ("AuthenticAMD", "AVX2", 48),
+        ("AuthenticAMD", "AVX512", 24),
+        ("GenuineIntel", "AVX2", 24),
+        ("GenuineIntel", "AVX512", 24),
+    ],
+)
+def test_it_takes_as_many_rows_as_it_is_the_fastest_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vendor: str, capability: str, rows: int
+) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\n")
+    monkeypatch.setattr(module, "CPUINFO", info)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert module.most_rows() == rows
