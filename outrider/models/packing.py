@@ -57,7 +57,7 @@ class FewRowsLinear(OwnLinear):
 
     torch's product of 4 to 48 rows reads the weight several times over; two other forms of the same
     product do not: blocks of outputs as a batch, and the transposed product. `product`, where it is
-    given, does up to two dozen rows.
+    given, does as many rows as it `takes`.
     """
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
