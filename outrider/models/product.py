@@ -17,9 +17,11 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -456,13 +458,19 @@ def _key(sources: Sequence[Path] = SOURCES, flags: Sequence[str] = (), **facts: 
 
 
 def _build(folder: Path, name: str, sources: Sequence[Path], flags: Sequence[str]) -> None:
-    """Compiles into a folder."""
+    """Compiles into a folder, file by file side by side."""
     compiler = shlex.split(os.environ.get("CXX") or "g++")
-    with making(folder, name) as new:
-        out = str(new / name)
-        command = [*compiler, *FLAGS, *flags, *(str(s) for s in sources if s.suffix == ".cpp")]
+    command = [*compiler, *FLAGS, *flags]
+
+    def told(*more: str | Path) -> None:
+        subprocess.run([*command, *map(str, more)], check=True, capture_output=True, text=True)
+
+    with making(folder, name) as new, TemporaryDirectory(dir=new) as parts:
+        files = {s: Path(parts) / f"{s.stem}.o" for s in sources if s.suffix == ".cpp"}
         try:
-            subprocess.run([*command, "-o", out], check=True, capture_output=True, text=True)
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(lambda one: told("-c", one[0], "-o", one[1]), files.items()))
+            told(*files.values(), "-o", new / name)
         except (OSError, subprocess.CalledProcessError) as error:
             said = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
             names = " and ".join(source.name for source in sources if source.suffix == ".cpp")

@@ -191,6 +191,7 @@ def two_likeliest(weights):
 
 SHAPED = [rule for rule in TREE_RULES if rule != "gbv"]
 """Rules for trees of any shape."""
+SLOW = pytest.mark.slow
 
 
 @pytest.fixture
@@ -204,7 +205,13 @@ def none_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("none_alone")
-@pytest.mark.parametrize("rule", SHAPED)
+@pytest.mark.parametrize(
+    "rule",
+    [
+        pytest.param(rule, marks=() if rule in ("coupled", "kseq", "traversal") else SLOW)
+        for rule in SHAPED
+    ],
+)
 def test_trees_that_are_all_smaller_than_their_shape_follow_the_target(rule: str) -> None:
     """Three children are due where two tokens may come: the shape's last places stay empty.
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from outrider.models.attention_own import OwnAttention
@@ -9,9 +12,18 @@ from outrider.models.product import Product, product
 
 
 @pytest.fixture(scope="session")
-def own_products(tmp_path_factory: pytest.TempPathFactory) -> Product:
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that some files share, whichever process runs them."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "packages"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def own_products(packages: Path) -> Product:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OUTRIDER_CACHE_DIR", str(tmp_path_factory.mktemp("own")))
+        patch.setenv("OUTRIDER_CACHE_DIR", str(packages))
         made = product(build=True)
     if made is None:
         pytest.skip("there are own products on Linux alone")

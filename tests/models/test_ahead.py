@@ -23,6 +23,7 @@ from outrider.types import Request
 from tests.models.families import SHAPE, random_tokens, relative_error, with_weights
 from tests.models.test_graphs import BOUND, DEVICE, graphed, open_at, target_of
 
+pytestmark = pytest.mark.compiled
 PROMPTS = [random_tokens(5).tolist(), random_tokens(66, 2).tolist()]
 
 
@@ -271,8 +272,20 @@ def test_a_row_begun_is_run_again_where_a_graph_is_captured_over_its_place(count
     assert relative_error(found, own_at(target, seq, *tokens)) < BOUND
 
 
-@pytest.mark.parametrize("rule", [None, "coupled", "block"])
-@pytest.mark.parametrize("wrong", [0.0, 0.3])
+def later(*values: Any) -> Any:
+    """A case that `scripts/prove slow` runs: kernels take their time in an interpreter."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("rule", "wrong"),
+    [
+        (None, 0.3),
+        ("block", 0.0),
+        *(later(*case) for case in ((None, 0.0), ("coupled", 0.0), ("coupled", 0.3))),
+        later("block", 0.3),
+    ],
+)
 def test_texts_are_the_same_where_chains_begin_ahead(
     rule: str | None, wrong: float, counted: Counted
 ):
@@ -309,11 +322,11 @@ def test_who_asks_to_be_told_of_a_round_waits_for_nothing_else(counted: Counted)
         sampling = SamplingParams(temperature=0.0, ignore_eos=True, logprobs=logprobs)
         config = SpeculativeDecoderConfig(k=3, sampling=sampling)
         made = SpeculativeDecoder(draft, target, config)
-        made.generate(PROMPTS[1], 24, seed=5)
+        made.generate(PROMPTS[1], 12, seed=5)
         made.reset_metrics()
         counted.begun.clear()
         forwards.clear()
-        made.generate(PROMPTS[1], 24, seed=5)
+        made.generate(PROMPTS[1], 12, seed=5)
         assert made.metrics.acceptance_rate == 1.0
         assert bool(counted.begun) == (logprobs is None)
     if DEVICE.type == "cpu":
@@ -362,7 +375,7 @@ def plainly(found: list[list[int]], *given: Any, **more: Any) -> bool:
         host._AS_ON_GPU.reset(token)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [later(0.0), 1.0])
 def test_plain_rounds_are_run_ahead(temperature: float, counted: Counted):
     target = target_of()
     graphed(target)
@@ -373,7 +386,7 @@ def test_plain_rounds_are_run_ahead(temperature: float, counted: Counted):
     assert counted.scored.count(True) >= 8 and False not in counted.scored
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [later(0.0), 1.0])
 def test_chains_are_verified_while_they_are_read(
     temperature: float, counted: Counted, monkeypatch: pytest.MonkeyPatch
 ):
@@ -415,7 +428,7 @@ def test_controls_that_look_at_drafted_tokens_have_them_read(counted: Counted):
     assert found != texts(target, draft, 1.0)
 
 
-@pytest.mark.parametrize("depth", [0, 3])
+@pytest.mark.parametrize("depth", [later(0), 3])
 def test_an_interrupt_while_a_round_is_waited_for_loses_nothing(
     monkeypatch: pytest.MonkeyPatch, counted: Counted, depth: int
 ):

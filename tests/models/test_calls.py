@@ -24,6 +24,7 @@ from outrider.models.product import MOST_ROWS, Product
 from tests.models.families import FAMILIES, Family, one_thread, random_tokens, with_weights
 from tests.models.test_families import PARENTS, ancestors_of, read
 
+pytestmark = pytest.mark.compiled
 single = pytest.fixture(scope="module", autouse=True)(one_thread)
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
 FAMILY = Family("llama", SIZES)
@@ -35,9 +36,9 @@ CAPPED, SINKS = (
 
 
 @pytest.fixture(scope="module", autouse=True)
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def folder(packages: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OUTRIDER_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("OUTRIDER_CACHE_DIR", str(packages))
         yield
 
 
@@ -141,8 +142,15 @@ def test_a_forward_of_few_rows_passes_no_python_and_has_the_same_bits(
     assert not python
 
 
-@pytest.mark.parametrize("family", [CAPPED, SINKS], ids=["caps", "sinks"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [
+        pytest.param(CAPPED, torch.bfloat16, id="caps"),
+        pytest.param(SINKS, torch.float32, id="sinks"),
+        pytest.param(CAPPED, torch.float32, id="caps, float32", marks=pytest.mark.slow),
+        pytest.param(SINKS, torch.bfloat16, id="sinks, bfloat16", marks=pytest.mark.slow),
+    ],
+)
 def test_windows_caps_and_sinks_are_told_too(
     family: Family, dtype: torch.dtype, python: Counter[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from outrider.models.hf import HuggingFaceTarget
 from tests.models.families import Family, one_thread, random_tokens, with_weights
 from tests.models.test_families import PARENTS, ancestors_of, read
 
+pytestmark = pytest.mark.compiled
 single = pytest.fixture(scope="module", autouse=True)(one_thread)
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
 WINDOWS = Family(
@@ -26,9 +28,9 @@ TOKENS = random_tokens(6, 5).tolist()
 
 
 @pytest.fixture(scope="module", autouse=True)
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def folder(packages: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OUTRIDER_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("OUTRIDER_CACHE_DIR", str(packages))
         yield
 
 
@@ -104,7 +106,9 @@ def test_rows_behind_staged_ones_see_these(target: HuggingFaceTarget) -> None:
     target.close(seq)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16]
+)
 def test_windows_move_along(dtype: torch.dtype) -> None:
     made = compiled(WINDOWS, dtype)
     seq = read(made, random_tokens(30))

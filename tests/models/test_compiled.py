@@ -42,6 +42,7 @@ from tests.models.families import (
 )
 from tests.models.test_families import PARENTS, ancestors_of, read
 
+pytestmark = pytest.mark.compiled
 single = pytest.fixture(scope="module", autouse=True)(one_thread)
 SHORT = Family("qwen3", {"head_dim": 8})
 """Its norms of queries and keys are so short that a compiler takes them for constants."""

@@ -25,6 +25,7 @@ from tests.models.families import (
     relative_error,
 )
 
+pytestmark = pytest.mark.compiled
 single = pytest.fixture(scope="module", autouse=True)(one_thread)
 PARENTS = [-1, 0, 0, 1, 1, 2]
 WHOLE = {"plain": "first", "with a head": "behind"}

@@ -18,6 +18,7 @@ from outrider.models.product import ACTIVATIONS, GELU_TANH, SILU, Panels, Produc
 from tests.models.families import FAMILIES, Family, one_thread, with_weights
 from tests.models.variants import refuse, variant
 
+pytestmark = pytest.mark.compiled
 INNER = 512
 SIZES = {"hidden_size": 128, "intermediate_size": INNER, "head_dim": 32}
 # A block is one call where each thread has panels enough.
@@ -360,7 +361,10 @@ def test_layers_of_other_sizes_are_no_block(own: Product) -> None:
     assert of(2 * INNER, INNER) and not of(3 * INNER, INNER) and not of(2 * odd, odd)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "phi3", "glm"])
+@pytest.mark.parametrize(
+    "family",
+    ["llama", "gemma2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("phi3", "glm"))],
+)
 def test_families_have_their_blocks_joined(
     own: Product, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,7 @@ pytest.importorskip("triton")
 
 from outrider.models.triton_attention import TritonAttention
 
+pytestmark = pytest.mark.compiled
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BOUND = 1e-4
 TREE = [-1, 0, 0, 1, 2]
@@ -134,11 +135,15 @@ def test_rows_are_those_of_the_models_own_forward():
         "gemma2",
         pytest.param(
             "gpt-oss",
-            marks=pytest.mark.skipif(
-                DEVICE.type == "cuda", reason="its experts' float32 products are sized by the host"
-            ),
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.skipif(
+                    DEVICE.type == "cuda",
+                    reason="its experts' float32 products are sized by the host",
+                ),
+            ],
         ),
-        "llama4",
+        pytest.param("llama4", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*cannot be fused")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,8 +20,9 @@ from outrider.models.product import FLAGS
 from outrider.models.text import TextTokenizer
 from tests.models.families import ancestors_of, one_thread, random_tokens, relative_error
 from tests.models.libllama_models import bundled_file, needs_libllama, quantised_file
+from tests.models.variants import changed
 
-pytestmark = needs_libllama
+pytestmark = [needs_libllama, pytest.mark.compiled]
 single = pytest.fixture(scope="module", autouse=True)(one_thread)
 
 KINDS = ("BF16", "F16", "Q8_0")
@@ -297,15 +297,8 @@ def test_models_loaded_otherwise_are_left_alone(own: Products):
 
 def broken(tmp_path: Path, right: str, wrong: str) -> Path:
     """The device with a wrong line in it."""
-    texts = {source.name: source.read_text() for source in module.SOURCES}
-    assert sum(text.count(right) for text in texts.values()) == 1, right
-    for name, text in texts.items():
-        (tmp_path / name).write_text(text.replace(right, wrong))
-    path = tmp_path / module.LIBRARY
-    sources = [str(tmp_path / name) for name in texts if name.endswith(".cpp")]
     flags = [*FLAGS, *module.flags()]
-    subprocess.run(["g++", *flags, *sources, "-o", str(path)], check=True)
-    return path
+    return changed(tmp_path / module.LIBRARY, module.SOURCES, flags, (right, wrong))
 
 
 @pytest.mark.parametrize(

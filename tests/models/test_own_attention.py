@@ -31,6 +31,7 @@ from outrider.models.trial import trial_rows, trial_texts
 from tests.models.families import FAMILIES, ancestors_of, random_model, random_tokens
 from tests.models.variants import refuse, variant
 
+pytestmark = pytest.mark.compiled
 CPU = torch.device("cpu")
 WIDTHS = {
     name: getattr(family.config().get_text_config(), "head_dim", None) or 1

@@ -31,6 +31,8 @@ from outrider.models.product import LIBRARY, MOST_ROWS, Product, product
 from tests.models.families import random_model, random_tokens
 from tests.models.variants import refuse, variant
 
+pytestmark = pytest.mark.compiled
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -29,6 +29,7 @@ pytest.importorskip("triton")
 from outrider.models import triton_attention
 from outrider.models.triton_attention import TritonAttention
 
+pytestmark = pytest.mark.compiled
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TREE = [-1, 0, 0, 1, 1, 2, 5, 3]
 BOUNDS = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -212,7 +213,13 @@ def test_off_a_gpu_nothing_is_taken():
         host._AS_ON_GPU.reset(token)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt-oss", "llama4", "minicpm3"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("gemma2", "minicpm3"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "gpt-oss", "llama4")),
+    ],
+)
 def test_families_have_the_same_rows(name: str, monkeypatch: pytest.MonkeyPatch):
     """Windows, chunks, soft caps, sinks, scalings and widths as families ask for them."""
     target = HuggingFaceTarget(random_model(name).to(DEVICE))

@@ -352,6 +352,7 @@ def test_a_plan_counts_what_steps_of_fewer_readings_take(monkeypatch) -> None:
     assert plan_head(run).seconds == 2 * (4 * 1 + 4 * 2 + 8 * 3) and read == [8, 0, 4, 8]
 
 
+@pytest.mark.compiled
 def test_rows_are_written_by_compiled_forwards_and_read_by_the_model_s_own(
     tmp_path: Path, monkeypatch
 ) -> None:
