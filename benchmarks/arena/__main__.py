@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.arena.checkpoints import NAMES, make
+from benchmarks.arena.checkpoints import make
 from benchmarks.arena.convert import convert
 from benchmarks.arena.engines import DTYPES, ENGINES, FLOAT32
 from benchmarks.arena.grid import GRIDS, Cell, Stage, cells
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def setup(options: argparse.Namespace, command: str) -> int:
     """Virtual environments."""
-    _known("engine", options.engines, STEPS)
+    _known(options.engines, STEPS)
     set_up(Home(options.home), options.engines or tuple(STEPS), print)
     return 0
 
@@ -60,8 +60,8 @@ def run(options: argparse.Namespace, command: str) -> int:
     if not options.wait and not options.prepare:
         options.smoke = False
         others_at_work(options)
-    chosen = _cells(options)
     arena = _arena(options, command)
+    chosen = _cells(options)
     if options.prepare:
         for stage in dict.fromkeys(cell.stage for cell in chosen):
             arena.prepare(stage)
@@ -74,8 +74,8 @@ def run(options: argparse.Namespace, command: str) -> int:
 
 def law(options: argparse.Namespace, command: str) -> int:
     """Samples short texts by everybody, and prints who follows the law."""
-    stage = _cells(options)[0].stage
     arena = _arena(options, command)
+    stage = _cells(options)[0].stage
     arena.prepare(stage)
     print("| arm | texts | variation | control | p |\n| --- | --- | --- | --- | --- |")
     for one in verdicts(arena, stage, options.texts):
@@ -133,7 +133,7 @@ def _arena(options: argparse.Namespace, command: str) -> Arena:
 def _arms(options: argparse.Namespace) -> tuple[str, ...]:
     if options.arms:
         return options.arms
-    _known("engine", options.engines or (), ENGINES)
+    _known(options.engines or (), ENGINES)
     wanted = {
         name: engine.arms if options.grid == "full" else engine.core
         for name, engine in ENGINES.items()
@@ -142,15 +142,14 @@ def _arms(options: argparse.Namespace) -> tuple[str, ...]:
     return tuple(f"{name}/{arm}" for name, arms in wanted.items() for arm in arms)
 
 
-def _known(what: str, given: Iterable[str], all_of_them: Collection[str]) -> None:
-    for name in given:
-        if name not in all_of_them:
+def _known(engines: Iterable[str], all_of_them: Collection[str]) -> None:
+    for engine in engines:
+        if engine not in all_of_them:
             there = ", ".join(all_of_them)
-            raise InvalidConfig(f"{what} {name!r} does not exist; there are {there}")
+            raise InvalidConfig(f"engine {engine!r} does not exist; there are {there}")
 
 
 def _cells(options: argparse.Namespace) -> list[Cell]:
-    _known("checkpoint", options.checkpoints or (), NAMES)
     grid = list(GRIDS[options.grid])
     given = (
         options.checkpoints, options.temperatures, options.batches, options.prompts,

@@ -17,11 +17,10 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from subprocess import PIPE
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -459,18 +458,15 @@ def _key(sources: Sequence[Path] = SOURCES, flags: Sequence[str] = (), **facts: 
 
 def _build(folder: Path, name: str, sources: Sequence[Path], flags: Sequence[str]) -> None:
     """Compiles into a folder, file by file side by side."""
-    compiler = shlex.split(os.environ.get("CXX") or "g++")
-    command = [*compiler, *FLAGS, *flags]
-
-    def told(*more: str | Path) -> None:
-        subprocess.run([*command, *map(str, more)], check=True, capture_output=True, text=True)
-
-    with making(folder, name) as new, TemporaryDirectory(dir=new) as parts:
-        files = {s: Path(parts) / f"{s.stem}.o" for s in sources if s.suffix == ".cpp"}
+    compiler, every = shlex.split(os.environ.get("CXX") or "g++"), (*FLAGS, *flags)
+    command = [*compiler, *(flag for flag in every if not _links(flag)), "-c"]
+    with making(folder, name) as new:
+        files = [str(source) for source in sources if source.suffix == ".cpp"]
+        parts = [str(new.parent / f"{number}.o") for number in range(len(files))]
         try:
-            with ThreadPoolExecutor() as pool:
-                list(pool.map(lambda one: told("-c", one[0], "-o", one[1]), files.items()))
-            told(*files.values(), "-o", new / name)
+            both = zip(files, parts, strict=True)
+            _run([[*command, file, "-o", part] for file, part in both])
+            _run([[*compiler, *every, *parts, "-o", str(new / name)]])
         except (OSError, subprocess.CalledProcessError) as error:
             said = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
             names = " and ".join(source.name for source in sources if source.suffix == ".cpp")
@@ -478,6 +474,31 @@ def _build(folder: Path, name: str, sources: Sequence[Path], flags: Sequence[str
                 f"compile=True: {shlex.join(compiler)!r} cannot compile {names} "
                 f"({said.strip()[:300]}); it takes a C++ compiler; leave it out"
             ) from error
+
+
+def _links(flag: str) -> bool:
+    """Whether it tells the linker something, and a compiler nothing."""
+    return not flag.startswith("-") or flag.startswith(("-shared", "-Wl,", "-l", "-L"))
+
+
+def _run(commands: Sequence[Sequence[str]]) -> None:
+    """Runs them side by side; none is left behind.
+
+    Raises:
+        OSError, CalledProcessError: of the first that fails.
+    """
+    begun: list[subprocess.Popen[str]] = []
+    try:
+        for one in commands:
+            begun.append(subprocess.Popen(one, stdout=PIPE, stderr=PIPE, text=True))
+        for process in begun:
+            out, err = process.communicate()
+            if process.returncode:
+                raise subprocess.CalledProcessError(process.returncode, process.args, out, err)
+    finally:
+        for process in begun:
+            with process:
+                process.kill()
 
 
 def _broken(library: Path, why: str) -> ModelError:

@@ -12,7 +12,6 @@ pytest.importorskip("triton")
 
 from outrider.decoding import triton_race, triton_rows
 
-pytestmark = pytest.mark.compiled
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 WIDTHS = [5, 2048, 5001]
 

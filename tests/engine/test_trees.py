@@ -208,7 +208,7 @@ def none_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "rule",
     [
-        pytest.param(rule, marks=() if rule in ("coupled", "kseq", "traversal") else SLOW)
+        pytest.param(rule, marks=SLOW if rule in ("recursive", "hybrid-traversal") else ())
         for rule in SHAPED
     ],
 )

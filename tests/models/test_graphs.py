@@ -143,7 +143,7 @@ def test_rows_are_those_of_the_models_own_forward():
                 ),
             ],
         ),
-        pytest.param("llama4", marks=pytest.mark.slow),
+        "llama4",
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*cannot be fused")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -30,8 +32,6 @@ from outrider.models.packing import (
 from outrider.models.product import LIBRARY, MOST_ROWS, Product, product
 from tests.models.families import random_model, random_tokens
 from tests.models.variants import refuse, variant
-
-pytestmark = pytest.mark.compiled
 
 
 @pytest.fixture(scope="module")
@@ -378,6 +378,16 @@ def test_what_cannot_be_compiled_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(ModelError, match=r"'false' cannot compile product\.cpp"):
         product(build=True)
     assert not list((tmp_path / "compiled").iterdir())
+
+
+def test_no_compiler_is_left_at_work_where_another_failed(tmp_path: Path):
+    note = tmp_path / "pid"
+    fails = ["sh", "-c", f"until [ -s {note} ]; do sleep 0.01; done; exit 3"]
+    goes_on = ["sh", "-c", f"echo $$ > {note}; exec sleep 600"]
+    with pytest.raises(subprocess.CalledProcessError):
+        module._run([fails, goes_on])
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(note.read_text()), 0)
 
 
 def test_what_others_may_write_to_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
