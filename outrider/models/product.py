@@ -464,8 +464,7 @@ def _build(folder: Path, name: str, sources: Sequence[Path], flags: Sequence[str
         files = [str(source) for source in sources if source.suffix == ".cpp"]
         parts = [str(new.parent / f"{number}.o") for number in range(len(files))]
         try:
-            both = zip(files, parts, strict=True)
-            _run([[*command, file, "-o", part] for file, part in both])
+            _run([[*command, file, "-o", part] for file, part in zip(files, parts, strict=True)])
             _run([[*compiler, *every, *parts, "-o", str(new / name)]])
         except (OSError, subprocess.CalledProcessError) as error:
             said = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)

@@ -380,6 +380,20 @@ def test_what_cannot_be_compiled_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     assert not list((tmp_path / "compiled").iterdir())
 
 
+def test_the_compiler_is_not_told_what_is_for_the_linker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    noted, compiler = tmp_path / "told", tmp_path / "compiler"
+    compiler.write_text(f'#!/bin/sh\necho "$@" >> {noted}\nexit 1\n')
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("OUTRIDER_CACHE_DIR", str(tmp_path / "cache"))
+    with pytest.raises(ModelError, match=r"cannot compile product\.cpp"):
+        product(build=True)
+    told = [line.split() for line in noted.read_text().splitlines()]
+    assert told and all("-c" in line and "-shared" not in line for line in told)
+
+
 def test_no_compiler_is_left_at_work_where_another_failed(tmp_path: Path):
     note = tmp_path / "pid"
     fails = ["sh", "-c", f"until [ -s {note} ]; do sleep 0.01; done; exit 3"]
