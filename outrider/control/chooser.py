@@ -192,7 +192,7 @@ class Chooser:
         assert view.times is not None
         key, known = (view.rule, view.context), self._known
         alone = self._every.get(key)
-        if alone is None or not alone.times.like(view.times):
+        if alone is None or not alone.goes_by(view.times):
             alone = self._every[key] = Alone(view.times, known)
         self._alone = alone
         alone.certain, alone.books = self._allowed(None, view), []

@@ -36,7 +36,7 @@ reads it in chunks where that is more than one."""
 NOTED_AT_REST = 16
 """Rounds left out one after another that are noted together at most: noting each of them would use
 the caches that the forward needs, as asking does."""
-NOTED_TOGETHER = 8
+NOTED_TOGETHER = 16
 """Rounds of one text that are noted together at most where asking pays: what is run again at once
 takes a third of what it takes behind a forward. What they have changed of the text's luck counts at
 once."""
@@ -292,7 +292,8 @@ class Controller(SeveralDrafters):
                 for one in self._quiets.values():
                     self._note(one)
         if not resting:
-            super().timed(texts, times)
+            for drafter in self._timed:
+                drafter.timed(texts, times)
 
     def _note_asked(self) -> None:
         """Learns from rounds in which somebody was asked."""
@@ -466,17 +467,21 @@ class Controller(SeveralDrafters):
             return draws.points([()] * len(lengths))
         taken: list[tuple[int, Offer, int]] = []
         tokens: list[list[int]] = [[] for _ in lengths]
-        for b, (offer, length) in enumerate(zip(current.view.offers, lengths, strict=True)):
+        view, arms, whole = current.view, set[int](), True
+        for b, (offer, length) in enumerate(zip(view.offers, lengths, strict=True)):
             if offer is None or not length:
                 continue
+            arm = offer.arm
             taken.append((b, offer, length))
+            arms.add(arm)
+            whole = whole and offer.parts is None
             tokens[b] = offer.tokens[:length]
-            current.served[b], current.taken[b], current.asked[b] = offer.arm, True, length
+            current.served[b], current.taken[b], current.asked[b] = arm, True, length
             current.cells[b] = offer.cell
-            current.view.states[b].pending.pop(offer.arm, None)
-        draft, arm = draws.points(tokens), taken[0][1].arm
-        if all(offer.arm == arm and offer.parts is None for _, offer, _ in taken):
-            return named(draft, self._first[arm])
+            view.states[b].pending.pop(arm, None)
+        draft = draws.points(tokens)
+        if whole and len(arms) == 1:
+            return named(draft, self._first[arms.pop()])
         part_BN = torch.zeros_like(draft.tree.tokens_BN)
         for b, offer, length in taken:
             parts = torch.tensor((offer.parts or [0] * length)[:length])
@@ -488,45 +493,49 @@ class Controller(SeveralDrafters):
         view, plan = current.view, current.plan
         depths, lengths = [0] * len(view.texts), [0] * len(view.texts)
         book = self._known.book(arm, view.rule, plan.trees)
-        deepest, trees, only = self._deepest(current, arm), plan.trees is not None, plan.only
+        deepest, trees, only = plan.depth, plan.trees is not None, plan.only
+        if len(depths) == 1 and current.choice.stop is not None and view.times is not None:
+            # One text's drafter, which tells when to stop, may go on as deep as may be.
+            if book.confidence.settled:
+                deepest = max(deepest, view.times.most - 1)
+        if len(depths) == 1 and not trees:
+            # It was weighed beside what the text is offered.
+            depth, state = min(view.caps[0], deepest), view.states[0]
+            if depth > 0 and state.rounds:
+                depths[0] = self._asked(current, arm, 0, depth, book.cell(view.texts[0].key))
+            return depths, lengths
         if only is not None:
             lengths = [0 if b == only else length for b, length in enumerate(plan.lengths)]
-        # Chains of one text were weighed beside what it is offered.
-        weighed = only is not None or (len(depths) == 1 and not trees)
-        now, reading = self._known.now, self._reading
-        # Once for each text: what is asked of the view elsewhere is written out.
+        now = self._known.now
         for b in range(len(depths)) if only is None else (only,):
-            text, state, depth = view.texts[b], view.states[b], min(view.caps[b], deepest)
+            state, depth = view.states[b], min(view.caps[b], deepest)
             if depth < 1 or not state.rounds:
                 continue
             if only is None and state.guards and not state.allows(now, arm, trees=trees):
                 continue
-            key, tokens = text.key, len(text.tokens)
-            cell, offer = book.cell(key), view.offers[b]
-            if offer is not None and not weighed:
+            cell, offer = book.cell(view.texts[b].key), view.offers[b]
+            if offer is not None and only is None:
                 drawn = book.counts(cell).survival(depth)[:depth]
                 if sum(offer.survival[:depth]) >= sum(drawn):
                     lengths[b] = min(depth, len(offer.tokens))
                     continue
-            if reading.get(key) != arm:
-                reading[key] = arm
-                if self.drafters[arm].unread(text) > READ_AHEAD:
-                    # If that is more than a chunk it is read so, between other texts' rounds.
-                    current.waiting = True
-                    continue
-            depths[b] = current.asked[b] = depth
-            current.served[b], current.cells[b] = arm, cell
-            current.unread += tokens - state.read.get(arm, 0)
-            state.read[arm] = tokens
+            depths[b] = self._asked(current, arm, b, depth, cell)
         return depths, lengths
 
-    def _deepest(self, current: Round, arm: int) -> int:
-        """The plan's depth; of one text whose drafter tells when to stop as deep as may be."""
-        view, plan = current.view, current.plan
-        if current.choice.stop is None or len(view.texts) > 1 or view.times is None:
-            return plan.depth
-        settled = self._known.book(arm, view.rule).confidence.settled
-        return max(plan.depth, view.times.most - 1) if settled else plan.depth
+    def _asked(self, current: Round, arm: int, b: int, depth: int, cell: int) -> int:
+        """A drafter is asked for text b, unless it has to read it first; how deep."""
+        text, read = current.view.texts[b], current.view.states[b].read
+        key, tokens, reading = text.key, len(text.tokens), self._reading
+        if reading.get(key) != arm:
+            reading[key] = arm
+            if self.drafters[arm].unread(text) > READ_AHEAD:
+                # If that is more than a chunk it is read so, between other texts' rounds.
+                current.waiting = True
+                return 0
+        current.asked[b], current.served[b], current.cells[b] = depth, arm, cell
+        current.unread += tokens - read.get(arm, 0)
+        read[arm] = tokens
+        return depth
 
     def _drawn(self, current: Round, arm: int, depths: list[int], draws: RoundDraws) -> Draft:
         """The chosen drafter's draft."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from statistics import median_low
 
 STEP = 0.02
 """Share that the last round makes of the mean and the scatter of what rounds gained."""
@@ -47,8 +46,9 @@ class Pace:
 
     def usual_s(self, took_s: float, expected_s: float) -> float:
         """Seconds of a round that took `took_s`, without what is not usual of such rounds."""
-        self._last.append(min(took_s / expected_s, SLOWEST))
-        return expected_s * median_low(self._last)
+        last = self._last
+        last.append(min(took_s / expected_s, SLOWEST))
+        return expected_s * sorted(last)[(len(last) - 1) // 2]
 
 
 @dataclass(slots=True)
@@ -136,18 +136,15 @@ class Rest:
     The ledger of asking: of rounds that drafted what they saved, of others what asking took. Where
     it has lost, one round is left out, then two, and so on, but no more than it takes to lose
     `WORTH` of the time (of many texts half of it); between them is one round as ever.
-
-    Attributes:
-        pays: whether asking has been worth it for long enough.
     """
 
     def __init__(self) -> None:
         self._asked = self._until = 0
+        self._texts = 1
         # Rounds that the next one may have, and that the last one has; until when rounds that read
         # prompts are left out, too.
         self._length, self._last, self._on = 1, 0, 0
         self._saved_s = self._spent_s = 0.0
-        self.pays = False
 
     def holds(self, now: int) -> bool:
         """Whether this round is left out."""
@@ -156,6 +153,18 @@ class Rest:
     def goes_on(self, now: int) -> bool:
         """Whether it holds, or one as long behind it would."""
         return now < self._on
+
+    @property
+    def pays(self) -> bool:
+        """Whether asking has been worth it for long enough."""
+        return self._asked >= KNOWN and self._longest < 1
+
+    @property
+    def _longest(self) -> int:
+        """Rounds that a rest may have by what asking has lost."""
+        # A clock may be too coarse to see a round at all.
+        lost = -self._saved_s / max(self._spent_s, 1e-9)
+        return min(LONGEST_REST, int(lost / half_of_many(WORTH, self._texts)))
 
     @property
     def deep(self) -> bool:
@@ -172,12 +181,10 @@ class Rest:
         self._saved_s += REST_STEP * (saved_s - self._saved_s)
         self._spent_s += REST_STEP * (spent_s - self._spent_s)
         self._asked += min(texts, ASKED_TEXTS)
-        # A clock may be too coarse to see a round at all.
-        lost = -self._saved_s / max(self._spent_s, 1e-9)
-        longest = min(LONGEST_REST, int(lost / half_of_many(WORTH, texts)))
-        self.pays = longest < 1 and self._asked >= KNOWN
+        self._texts = texts
         if not last:
             return
+        longest = self._longest
         if longest < 1:
             self._length = 1
             self._last = self._on = 0

@@ -333,13 +333,17 @@ class Knowledge:
 
     def _earn(self, took_s: float, num: int) -> None:
         """What samples may lose grows by a share of the time, here of a round of so many texts."""
-        share = half_of_many(BUDGET, num)
-        most = (SAVED_UP * share + 1) * took_s
-        if not self.budgets:
-            self._unspent = min(self._unspent + share * took_s, most)
-        for kind, saved_s in self.budgets.items():
-            grown_s = share * took_s / len(self.budgets)
-            self.budgets[kind] = min(saved_s + grown_s, max(most, self._wanted.get(kind, 0.0)))
+        earned_s, budgets = half_of_many(BUDGET, num) * took_s, self.budgets
+        most = SAVED_UP * earned_s + took_s
+        if not budgets:
+            self._unspent = min(self._unspent + earned_s, most)
+            return
+        earned_s /= len(budgets)
+        for kind, saved_s in budgets.items():
+            saved_s += earned_s
+            if saved_s > most:
+                saved_s = min(saved_s, max(most, self._wanted.get(kind, 0.0)))
+            budgets[kind] = saved_s
 
     def _settle(
         self, done: Round, worth: float, plain_s: float, took_s: float
@@ -385,7 +389,7 @@ class Knowledge:
                 key, offered, trees = view.texts[b].key, done.offered[b], plan.trees
                 if done.taken[b]:
                     trees = None
-                elif offered:
+                elif trees is not None:
                     offered = done.drawn(b)
                 self.book(arm, view.rule, trees).felt(key, done.kept.get(key, 0), offered)
                 if offered and choice.stake is None and plan.trees is None:
@@ -395,6 +399,7 @@ class Knowledge:
         """What was kept of whose tokens."""
         view, plan, part = done.view, done.plan, done.view.part
         trees, sample = plan.trees, plan.only is not None
+        worths = None if trees is not None or done.worth_BN is None else done.worth_BN.tolist()
         for b, arm in enumerate(done.served):
             if arm is None:
                 continue
@@ -417,8 +422,8 @@ class Knowledge:
                 if sample:
                     self.sampled[arm] += 1
                 self._offer(arm, asked, levels)
-                if done.worth_BN is not None:
-                    book.confidence.saw(done.worth_BN[b, :offered].tolist(), kept)
+                if worths is not None:
+                    book.confidence.saw(worths[b][:offered], kept)
             if done.grown is not None:
                 self._keep_smaller(done, done.grown, b, 1.0 if sample else part)
             book.saw(done.cells[b], kept, levels, asked, part=1.0 if sample else part)

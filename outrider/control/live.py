@@ -33,7 +33,7 @@ LEAST_OF_LEVEL = 0.4
 round's, however deep."""
 USUAL = 4
 """Levels over which what a drafter takes in any round is spread."""
-EVERY = 16
+EVERY = 32
 """Rounds after which the curve is drawn anew where something in it has moved; of what was seldom
 timed it is at once."""
 MOVED = 0.02
@@ -120,7 +120,7 @@ class _Kind:
         plain_count, plain_at: how many plain ones, and the last of them.
         curve: seconds by rows; None where it is to be drawn.
         given_up: the round after which it was given up last.
-        moved: whether a cell of it has moved.
+        heard: cells that had values since it was looked which of them moved.
         most: the most rows that were timed, or measured before.
     """
 
@@ -128,8 +128,8 @@ class _Kind:
         "cells",
         "curve",
         "given_up",
+        "heard",
         "most",
-        "moved",
         "plain",
         "plain_at",
         "plain_count",
@@ -140,15 +140,20 @@ class _Kind:
         self.plain: dict[int, Recent] = {}
         self.plain_count = self.plain_at = self.given_up = 0
         self.curve: list[float] | None = None
-        self.moved = False
+        self.heard: set[Recent] = set()
         self.most = most
 
     def gives_up(self, cell: Recent, now: int) -> bool:
         """Whether the curve is to be drawn anew after a value of this cell."""
         if self.curve is None or cell.few:
             return True
-        self.moved = self.moved or cell.moved
-        return now - self.given_up >= (EVERY if self.moved else AT_LAST)
+        stood = now - self.given_up
+        self.heard.add(cell)
+        if stood < EVERY:
+            return False
+        moved = any([one.moved for one in self.heard])
+        self.heard.clear()
+        return moved or stood >= AT_LAST
 
 
 class LiveRounds:
@@ -196,7 +201,8 @@ class LiveRounds:
                 own.drawn = own.value
                 self.version += 1
         if kind.gives_up(cell, now):
-            kind.given_up, kind.moved, kind.curve = now, False, None
+            kind.given_up, kind.curve = now, None
+            kind.heard.clear()
             self.version += 1
 
     def plain_seen(self, texts: int, context: int) -> tuple[int, int]:
@@ -215,6 +221,9 @@ class LiveRounds:
 
     def fixed(self, texts: int, context: int) -> float:
         """The share of a plain round that it takes when a few texts are less, half at least."""
+        if texts < 2:
+            # There is nothing less.
+            return FIXED
         whole_s = self.plain_s(texts, context)
         kinds = (self._kinds.get((context, n)) for n in range(texts.bit_length() - 1, 0, -1))
         fewer = next((kind.plain for kind in kinds if kind is not None and kind.plain), None)

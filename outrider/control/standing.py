@@ -10,12 +10,12 @@ from outrider.control.knowledge import Knowledge
 from outrider.control.plans import Plan, Times
 from outrider.drafters.stop import Stop
 
-STANDS, SETTLED = 16, 4
+STANDS, SETTLED = 32, 2
 """Drafts of such texts behind which a plan for a text by itself is found anew at the latest, as
 finding it takes longer than all else of a choice; one for so many that were seen before."""
-LATEST = 64
+LATEST, NO_BETTER = 64, 16
 """Rounds after which it is found anew in any case: what a drafter's levels take may have changed.
-`STANDS` where it promises no more than plain decoding, which is decoded so until then."""
+Second where it promises no more than plain decoding, which is decoded so until then."""
 
 
 @dataclass(slots=True)
@@ -81,7 +81,17 @@ class Alone:
         self.certain = False
         self.books: list[tuple[int, Book]] = []
         self._known = known
+        self._like = times
         self._plans: dict[tuple[bool, int, int], Stands] = {}
+
+    def goes_by(self, times: Times) -> bool:
+        """Whether these are as good; of the same ones again that is not looked at anew."""
+        if times is self._like:
+            return True
+        alike = self.times.like(times)
+        if alike:
+            self._like = times
+        return alike
 
     def get(self, key: tuple[bool, int, int], most: int) -> Stands | None:
         """What stands for a round in which so many tokens may be drafted at most.
@@ -110,7 +120,7 @@ class Alone:
         until = seen + min(STANDS, 1 + seen // SETTLED)
         depth, gain = (0, 0.0) if plan is None else (plan.depth, plan.rate_tok_s)
         gain *= times.plain_s
-        latest = now + (LATEST if gain > 1.0 else STANDS)
+        latest = now + (LATEST if gain > 1.0 else NO_BETTER)
         found = Stands(plan, stop, counts, until, latest, sampled, most, depth, gain)
         self._plans[key] = found
         return found

@@ -18,7 +18,7 @@ from outrider.control.chooser import MOST, SAMPLED, TIMED, Chooser
 from outrider.control.guard import KNOWN, Guard, Rest
 from outrider.control.knowledge import PLAIN_AGAIN, RESTING
 from outrider.control.plans import Class, Drawing, Plan, Times
-from outrider.control.standing import LATEST, SETTLED, STANDS
+from outrider.control.standing import LATEST, NO_BETTER, SETTLED, STANDS
 from outrider.drafters import ModelDrafter
 from outrider.engine import Emitter, Engine, Requests
 from outrider.models.protocol import ProtocolTarget
@@ -181,7 +181,7 @@ def test_a_sample_ends_what_stands_of_its_drafter_and_of_nobody_else() -> None:
     assert alone.get((False, 1, 2), 16).plan is plan
     # What promises nothing is found anew sooner.
     alone.put((False, 1, 2), times, 16, seen, None, None)
-    world.now += STANDS - 1
+    world.now += NO_BETTER - 1
     assert alone.get((False, 1, 2), 16).plan is None
     world.now += 1
     assert alone.get((False, 1, 2), 16) is None
