@@ -85,8 +85,12 @@ class Book:
 
         Drafts of one class and length share the list.
         """
-        cell = self.cell(text, tokens)
-        return cell, self.counts(cell).first(tokens)
+        own = self._classes.get(text)
+        if own is None:
+            own = _class_of(self._luck_of(text))
+        cell = own + 4 * min(4, tokens.bit_length())
+        counts = self._cells.get(cell)
+        return cell, (self.counts(cell) if counts is None else counts).first(tokens)
 
     def _luck_of(self, text: int) -> float:
         own = self._luck.get(text)

@@ -169,14 +169,15 @@ class Chooser:
         if held is not None and held[0] is not best and due < HYSTERESIS * held[2]:
             best, stop, why = held[0], held[1], HELD
         # Who is not let through is sampled, too.
-        idle: list[int | None] = [arm for arm in self._drawing_arms if arm != best.arm]
-        if taken is not None and taken.plan is not None and taken.plan is not best:
-            idle.append(None)
-        for kind in idle:
-            if known.looks(kind, 1, beside=best.depth > 0):
+        own, now, due_of = best.arm, known.now, known.due
+        for arm in self._drawing_arms:
+            if arm != own and due_of[arm] <= now and known.looks(arm, 1, beside=best.depth > 0):
                 return None
-        self.at_work = best.arm
-        self._works(best.arm)
+        if taken is not None and taken.plan is not None and taken.plan is not best:
+            if known.looks(None, 1, beside=best.depth > 0):
+                return None
+        self.at_work = own
+        self._works(own)
         return Choice(best, why, None, stop)
 
     def _works(self, arm: int | None) -> None:
@@ -265,9 +266,9 @@ class Chooser:
             counts = self._known.book(arm, view.rule).counts(cell)
             plan = plans.drawn(times, self._one(arm, counts.survival(deepest), times))
             stop = None if plan is None else self._stop(view, plan)
-            self._alone.put(key, times, deepest, counts, plan, stop)
-            found = self._alone.get(key, most)
-            assert found is not None
+            found = self._alone.put(key, times, deepest, counts, plan, stop)
+            if found.depth > most:
+                found = found.up_to(most)
         return found
 
     def _one(self, arm: int, survival: Sequenced[float], times: Times) -> Drawing:

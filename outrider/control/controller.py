@@ -232,7 +232,8 @@ class Controller(SeveralDrafters):
         view, (state,) = standing.view, standing.view.states
         if state.pending:
             self._known.compare(view.texts[0], state, 1.0)
-        view.caps = [min(depth, self.settings.max_depth)]
+        most = self.max_depth
+        view.caps = [depth if depth < most else most]
         view.offers = self._offers(view.texts, view.states, view.caps, draws)
         choice = None if standing.whole else self._chooser.again(view)
         if choice is None:
@@ -411,7 +412,9 @@ class Controller(SeveralDrafters):
                 draws.trees = own
         rule, now = texts[0].rule, self._known.now
         for arm in self._certain:
-            chains, parts = self._chains(arm, texts, caps, draws)
+            chains, parts = self.drafters[arm].chains(texts, caps), None
+            if chains is None:
+                chains, parts = self._said(arm, texts, caps, draws)
             if not any(chains):
                 continue
             book, serves = self._known.book(arm, rule), self._chooser.serves(arm, rule)
@@ -424,18 +427,15 @@ class Controller(SeveralDrafters):
                 offer = Offer(arm, tokens, own, len(text.tokens), survival, cell)
                 if arm not in state.pending:
                     state.pending[arm] = offer
-                if serves and state.allows(now, None):
+                if serves and (not state.guards or state.allows(now, None)):
                     better = known is None or sum(survival) > sum(known.survival)
                     best[b] = offer if better else known
         return best
 
-    def _chains(
+    def _said(
         self, arm: int, texts: Sequenced[Sequence], caps: Sequenced[int], draws: RoundDraws
-    ) -> tuple[list[list[int]], list[list[int]] | None]:
-        """What a certain drafter says, and which part of it says so."""
-        chains = self.drafters[arm].chains(texts, caps)
-        if chains is not None:
-            return chains, None
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        """What a certain drafter says that has no chains to tell, and which part of it does."""
         draft = self.drafters[arm].propose(texts, caps, draws)
         rows = zip(draft.tree.tokens_BN.tolist(), draft.tree.counts_B.tolist(), strict=True)
         return [row[:count] for row, count in rows], draft.parts().tolist()
@@ -444,7 +444,8 @@ class Controller(SeveralDrafters):
         """The draft of the plan."""
         self._round = current
         draft = self._made(current, draws)
-        current.offered = draft.tree.counts_B.tolist()
+        if not current.offered:
+            current.offered = draft.tree.counts_B.tolist()
         return draft
 
     def _made(self, current: Round, draws: RoundDraws) -> Draft:
@@ -453,7 +454,9 @@ class Controller(SeveralDrafters):
         if plan.depth == 0 or plan.arm is None:
             for text in current.view.texts if self._reading else ():
                 self._reading.pop(text.key, None)
-            return self._taken(current, plan.lengths if plan.depth else [0] * num, draws)
+            lengths = plan.lengths if plan.depth else [0] * num
+            current.offered = list(lengths)
+            return self._taken(current, lengths, draws)
         depths, lengths = self._shared_out(current, plan.arm)
         drawn = self._drawn(current, plan.arm, depths, draws)
         if not any(lengths):

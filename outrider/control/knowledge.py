@@ -9,7 +9,7 @@ from outrider.control.book import Book
 from outrider.control.costs import Costs
 from outrider.control.guard import SLOWEST, Guard, Pace, half_of_many, scatter_of
 from outrider.control.live import LiveDraft, LiveRounds, context_class
-from outrider.control.plans import Times, latest
+from outrider.control.plans import Plan, Times, latest
 from outrider.control.rounds import FEW, Round, State, Tally, View
 from outrider.control.sizes import Grown, sizes_of
 from outrider.decoding import rule_named
@@ -231,9 +231,9 @@ class Knowledge:
         """A drafter has read so many tokens of a text, in no round."""
         self._drafts[arm].saw_prompt(tokens, seconds, self.now)
 
-    def _drafted(self, done: Round) -> None:
+    def _drafted(self, done: Round, plan: Plan) -> None:
         """A drafter that draws was at work."""
-        plan, times, seconds = done.plan, done.view.times, done.drawn_s
+        times, seconds = done.view.times, done.drawn_s
         arm, own = plan.arm, zip(done.served, done.taken, strict=True)
         num = sum([served == arm and not taken for served, taken in own])
         if arm is None or times is None or not num or not done.levels:
@@ -278,17 +278,19 @@ class Knowledge:
         None where the round does not tell: of a sample, of one that read prompts, and where plain
         decoding was not timed.
         """
-        view, plan = done.view, done.plan
+        view, choice = done.view, done.choice
+        plan = choice.plan
         num, rows = len(view.texts), sum(done.offered)
         made = num + sum(done.kept.values())
-        target_s = times.score_s + times.verify_s + times.commit_s
-        self._count(done, made, target_s + times.draft_s)
-        if plan.arm is not None:
-            self._drafted(done)
-        if rows or plan.arm is not None:
+        draft_s, target_s = times.draft_s, times.score_s + times.verify_s + times.commit_s
+        self._count(done, made, target_s + draft_s)
+        drafted = rows > 0 or plan.arm is not None
+        if drafted:
+            if plan.arm is not None:
+                self._drafted(done, plan)
             if not done.felt:
                 self.felt(done)
-            self._keep(done)
+            self._keep(done, plan)
         # What the round was chosen by.
         plain_s = None if view.times is None else view.times.plain_s
         clean = view.clean
@@ -301,13 +303,13 @@ class Knowledge:
             target_s -= view.prompt_rows * (self._live.prompt_token_s or 0.0)
         if plain_s is None:
             return None
-        took_s = (target_s if clean else max(target_s, plain_s)) + times.draft_s
+        took_s = (target_s if clean else max(target_s, plain_s)) + draft_s
         self._earn(took_s, num)
         # In rounds of plain decoding.
         worth = made / num
         if plan.ending and rows:
             worth += view.uneven * (_nearer(done) - worth)
-        stake = done.choice.stake
+        stake = choice.stake
         if stake is not None:
             if not done.waiting:
                 spent_s = min(took_s, SLOWEST * plan.expected_s)
@@ -315,12 +317,12 @@ class Knowledge:
                 # It gives back what it did not lose.
                 self.budgets[plan.arm] += stake.lost_s - lost_s
             return None
-        if rows or plan.arm is not None:
-            found = self._settle(done, worth, plain_s, took_s)
+        if drafted:
+            found = self._settle(done, plan, rows, worth, plain_s, took_s)
             return found if clean else None
         if not clean:
             return None
-        asking_s = times.draft_s
+        asking_s = draft_s
         if not view.prompt_rows:
             # The forward behind it had to load what asking used the caches for. That is not told
             # apart from what a neighbour on the machine takes, and counts for as much at most.
@@ -346,13 +348,13 @@ class Knowledge:
             budgets[kind] = saved_s
 
     def _settle(
-        self, done: Round, worth: float, plain_s: float, took_s: float
+        self, done: Round, plan: Plan, rows: int, worth: float, plain_s: float, took_s: float
     ) -> tuple[float, float]:
         """Into the ledgers: of all texts of the round, and of each that was drafted for.
 
         It is worth so many plain rounds. Seconds that were saved, and that the round took.
         """
-        view, plan = done.view, done.plan
+        view = done.view
         num, expected_s = len(view.texts), max(plan.expected_s, plain_s, 1e-9)
         key = (plan.arm, plan.trees is not None, num.bit_length(), view.rule)
         pace = self._paces.get(key)
@@ -364,7 +366,6 @@ class Knowledge:
         scatter = scatter_of(promised, plan.depth, len(plan.ending) or num)
         self.guards[key].saw(self.now, worth - took_s / plain_s, scatter)
         found = plain_s * worth - took_s, took_s
-        rows = sum(done.offered)
         if num == 1 or not rows:
             return found
         row = max(0.0, took_s / plain_s - 1.0) * num / rows
@@ -395,9 +396,10 @@ class Knowledge:
                 if offered and choice.stake is None and plan.trees is None:
                     self._served[arm] = self.now
 
-    def _keep(self, done: Round) -> None:
+    def _keep(self, done: Round, plan: Plan) -> None:
         """What was kept of whose tokens."""
-        view, plan, part = done.view, done.plan, done.view.part
+        view = done.view
+        part = view.part
         trees, sample = plan.trees, plan.only is not None
         worths = None if trees is not None or done.worth_BN is None else done.worth_BN.tolist()
         for b, arm in enumerate(done.served):
@@ -417,7 +419,7 @@ class Knowledge:
             if not offered:
                 # A text it cannot draft for says nothing of others.
                 continue
-            levels = done.drawn(b)
+            levels = offered if trees is None else done.drawn(b)
             if trees is None:
                 if sample:
                     self.sampled[arm] += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from outrider.control.acceptance import Counts
 from outrider.control.book import Book
@@ -10,9 +10,9 @@ from outrider.control.knowledge import Knowledge
 from outrider.control.plans import Plan, Times
 from outrider.drafters.stop import Stop
 
-STANDS, SETTLED = 32, 2
-"""Drafts of such texts behind which a plan for a text by itself is found anew at the latest, as
-finding it takes longer than all else of a choice; one for so many that were seen before."""
+FIRST, STANDS = 2, 32
+"""Drafts of such texts behind which a plan for a text by itself is found anew, as finding it takes
+longer than all else of a choice: so many and as many as were seen before, up to the second."""
 LATEST, NO_BETTER = 64, 16
 """Rounds after which it is found anew in any case: what a drafter's levels take may have changed.
 Second where it promises no more than plain decoding, which is decoded so until then."""
@@ -50,8 +50,8 @@ class Stands:
             plan, gain = None if self.plan is None else self.plan.up_to(most), 0.0
             if self.plan is not None and plan is not None:
                 gain = self.gain * plan.rate_tok_s / self.plan.rate_tok_s
-            found = self.short[most] = replace(
-                self, plan=plan, most=most, depth=most, gain=gain, short={}
+            found = self.short[most] = Stands(
+                plan, self.stop, self.counts, self.until, self.latest, self.sampled, most, most, gain
             )
         return found
 
@@ -61,7 +61,8 @@ class Stands:
         if plan is None:
             return None
         rate = self.gain / times.plain_s
-        return replace(plan, rate_tok_s=rate, expected_s=plan.expected_s * plan.rate_tok_s / rate)
+        expected_s = plan.expected_s * plan.rate_tok_s / rate
+        return Plan(plan.arm, plan.depth, rate, expected_s, plan.lengths, along=plan.along)
 
 
 class Alone:
@@ -117,7 +118,7 @@ class Alone:
     ) -> Stands:
         """It stands from now on, the longer the more drafts of such texts were counted."""
         now, sampled, seen = self._known.now, self._known.sampled[key[1]], counts.count
-        until = seen + min(STANDS, 1 + seen // SETTLED)
+        until = seen + min(STANDS, FIRST + seen)
         depth, gain = (0, 0.0) if plan is None else (plan.depth, plan.rate_tok_s)
         gain *= times.plain_s
         latest = now + (LATEST if gain > 1.0 else NO_BETTER)

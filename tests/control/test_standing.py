@@ -18,7 +18,7 @@ from outrider.control.chooser import MOST, SAMPLED, TIMED, Chooser
 from outrider.control.guard import KNOWN, Guard, Rest
 from outrider.control.knowledge import PLAIN_AGAIN, RESTING
 from outrider.control.plans import Class, Drawing, Plan, Times
-from outrider.control.standing import LATEST, NO_BETTER, SETTLED, STANDS
+from outrider.control.standing import FIRST, LATEST, NO_BETTER, STANDS
 from outrider.drafters import ModelDrafter
 from outrider.engine import Emitter, Engine, Requests
 from outrider.models.protocol import ProtocolTarget
@@ -158,7 +158,7 @@ def test_a_plan_that_is_known_little_of_stands_for_few_rounds(monkeypatch) -> No
 
     monkeypatch.setattr(standing.Alone, "put", putting)
     one.world.run(**LONG)
-    assert max(left) == STANDS and min(left) == 1
+    assert max(left) == STANDS and min(left) == FIRST
     first.clear()
     one.world.run(400, temperature=0.5, seed=3)
     assert ("coupled", 0) in chooser._every and first and max(first.values()) <= 2, first
@@ -166,7 +166,7 @@ def test_a_plan_that_is_known_little_of_stands_for_few_rounds(monkeypatch) -> No
 
 def test_a_sample_ends_what_stands_of_its_drafter_and_of_nobody_else() -> None:
     world, times = SimpleNamespace(now=10, sampled=[0, 0]), Times(1, 1.0, (1.0, 1.0))
-    alone, seen = standing.Alone(times, world), SimpleNamespace(count=SETTLED * STANDS)
+    alone, seen = standing.Alone(times, world), SimpleNamespace(count=STANDS)
     plan = Plan(0, 4, 2.0, 1.0, along=[(1.5, 1.0), (1.8, 1.0), (1.9, 1.0), (2.0, 1.0)])
     for arm in (0, 1):
         alone.put((False, arm, 2), times, 16, seen, plan, None)
