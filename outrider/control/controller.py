@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from outrider.control.book import Book
 from outrider.control.chooser import Chooser
 from outrider.control.costs import Costs
 from outrider.control.guard import Rest
@@ -441,28 +442,32 @@ class Controller(SeveralDrafters):
         return [row[:count] for row, count in rows], draft.parts().tolist()
 
     def _drafted(self, current: Round, draws: RoundDraws) -> Draft:
-        """The draft of the plan."""
+        """The draft of the plan: by who draws, by look-ups, or by both."""
         self._round = current
-        draft = self._made(current, draws)
-        if not current.offered:
-            current.offered = draft.tree.counts_B.tolist()
-        return draft
-
-    def _made(self, current: Round, draws: RoundDraws) -> Draft:
-        """By who draws, by look-ups, or by both."""
-        plan, num = current.plan, len(current.view.texts)
-        if plan.depth == 0 or plan.arm is None:
-            for text in current.view.texts if self._reading else ():
+        view, choice = current.view, current.choice
+        plan, num = choice.plan, len(view.texts)
+        arm = plan.arm
+        if plan.depth == 0 or arm is None:
+            for text in view.texts if self._reading else ():
                 self._reading.pop(text.key, None)
             lengths = plan.lengths if plan.depth else [0] * num
             current.offered = list(lengths)
             return self._taken(current, lengths, draws)
-        depths, lengths = self._shared_out(current, plan.arm)
-        drawn = self._drawn(current, plan.arm, depths, draws)
-        if not any(lengths):
-            return drawn
-        taken = self._taken(current, lengths, draws)
-        return Parts([drawn, taken], [0, 0]).side_by_side([length > 0 for length in lengths])
+        if num == 1 and plan.trees is None:
+            # It was weighed beside what the text is offered.
+            book, deepest = self._known.book(arm, view.rule), plan.depth
+            if choice.stop is not None and view.times is not None and book.confidence.settled:
+                # A drafter that tells when to stop may go on as deep as may be.
+                deepest = max(deepest, view.times.most - 1)
+            depths, lengths = [self._asked(current, arm, 0, deepest, book)], ()
+        else:
+            depths, lengths = self._shared_out(current, arm)
+        draft = self._drawn(current, arm, depths, draws)
+        if any(lengths):
+            taken = self._taken(current, lengths, draws)
+            draft = Parts([draft, taken], [0, 0]).side_by_side([length > 0 for length in lengths])
+        current.offered = draft.tree.counts_B.tolist()
+        return draft
 
     def _taken(self, current: Round, lengths: Sequenced[int], draws: RoundDraws) -> Draft:
         """The first tokens of certain drafts."""
@@ -495,39 +500,33 @@ class Controller(SeveralDrafters):
         """How deep each text is drawn for; and what is taken of a certain draft worth more."""
         view, plan = current.view, current.plan
         depths, lengths = [0] * len(view.texts), [0] * len(view.texts)
-        book = self._known.book(arm, view.rule, plan.trees)
-        deepest, trees, only = plan.depth, plan.trees is not None, plan.only
-        if len(depths) == 1 and current.choice.stop is not None and view.times is not None:
-            # One text's drafter, which tells when to stop, may go on as deep as may be.
-            if book.confidence.settled:
-                deepest = max(deepest, view.times.most - 1)
-        if len(depths) == 1 and not trees:
-            # It was weighed beside what the text is offered.
-            depth, state = min(view.caps[0], deepest), view.states[0]
-            if depth > 0 and state.rounds:
-                depths[0] = self._asked(current, arm, 0, depth, book.cell(view.texts[0].key))
-            return depths, lengths
+        book, trees, only = self._known.book(arm, view.rule, plan.trees), plan.trees, plan.only
         if only is not None:
             lengths = [0 if b == only else length for b, length in enumerate(plan.lengths)]
         now = self._known.now
         for b in range(len(depths)) if only is None else (only,):
-            state, depth = view.states[b], min(view.caps[b], deepest)
-            if depth < 1 or not state.rounds:
-                continue
-            if only is None and state.guards and not state.allows(now, arm, trees=trees):
-                continue
-            cell, offer = book.cell(view.texts[b].key), view.offers[b]
-            if offer is not None and only is None:
-                drawn = book.counts(cell).survival(depth)[:depth]
+            state, offer = view.states[b], view.offers[b]
+            if only is None and state.guards:
+                if not state.allows(now, arm, trees=trees is not None):
+                    continue
+            depth = min(view.caps[b], plan.depth) if state.rounds else 0
+            if offer is not None and only is None and depth > 0:
+                drawn = book.survival(view.texts[b].key, depth)[:depth]
                 if sum(offer.survival[:depth]) >= sum(drawn):
                     lengths[b] = min(depth, len(offer.tokens))
                     continue
-            depths[b] = self._asked(current, arm, b, depth, cell)
+            depths[b] = self._asked(current, arm, b, plan.depth, book)
         return depths, lengths
 
-    def _asked(self, current: Round, arm: int, b: int, depth: int, cell: int) -> int:
-        """A drafter is asked for text b, unless it has to read it first; how deep."""
-        text, read = current.view.texts[b], current.view.states[b].read
+    def _asked(self, current: Round, arm: int, b: int, deepest: int, book: Book) -> int:
+        """A drafter is asked for text b, unless it has to read it first; how deep.
+
+        In a text's first round nobody who draws is.
+        """
+        view = current.view
+        text, state, depth = view.texts[b], view.states[b], min(view.caps[b], deepest)
+        if depth < 1 or not state.rounds:
+            return 0
         key, tokens, reading = text.key, len(text.tokens), self._reading
         if reading.get(key) != arm:
             reading[key] = arm
@@ -535,9 +534,9 @@ class Controller(SeveralDrafters):
                 # If that is more than a chunk it is read so, between other texts' rounds.
                 current.waiting = True
                 return 0
-        current.asked[b], current.served[b], current.cells[b] = depth, arm, cell
-        current.unread += tokens - read.get(arm, 0)
-        read[arm] = tokens
+        current.asked[b], current.served[b], current.cells[b] = depth, arm, book.cell(key)
+        current.unread += tokens - state.read.get(arm, 0)
+        state.read[arm] = tokens
         return depth
 
     def _drawn(self, current: Round, arm: int, depths: list[int], draws: RoundDraws) -> Draft:

@@ -38,11 +38,6 @@ class Stands:
     gain: float
     short: dict[int, Stands] = field(default_factory=dict[int, "Stands"])
 
-    def ends(self, now: int, sampled: int) -> bool:
-        """Whether it stands no longer in round `now`."""
-        seen = self.counts.count >= self.until
-        return seen or now >= self.latest or sampled != self.sampled
-
     def up_to(self, most: int) -> Stands:
         """The plan where no more tokens may be drafted than these."""
         found = self.short.get(most)
@@ -100,7 +95,9 @@ class Alone:
         The key is whether it is of look-ups, whose, and the class of the text.
         """
         found, known = self._plans.get(key), self._known
-        if found is None or found.ends(known.now, known.sampled[key[1]]):
+        if found is None or found.counts.count >= found.until or known.now >= found.latest:
+            return None
+        if found.sampled != known.sampled[key[1]]:
             return None
         if found.depth > most:
             return found.up_to(most)
