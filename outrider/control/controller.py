@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Sequenced
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from outrider.control.book import Book
 from outrider.control.chooser import Chooser
@@ -30,6 +31,9 @@ from outrider.drafters.combined import Parts, SeveralDrafters, named
 from outrider.errors import InvalidConfig
 from outrider.sequence import Sequence
 from outrider.types import StageTimes
+
+if TYPE_CHECKING:
+    from jaxtyping import Int64
 
 READ_AHEAD = 512
 """A text of which a drafter has to read more than this is left to the engine for a step, which
@@ -253,6 +257,17 @@ class Controller(SeveralDrafters):
         self._chooser.renew(view, known.now)
         standing.whole = known.plain_due(1, view.context)
         return standing
+
+    def foresee(
+        self, text: Sequence, accepted_1: Int64[Tensor, " 1"], token_1: Int64[Tensor, " 1"]
+    ) -> None:
+        """Tells who drew, behind whose row this round is noted and the next one chosen for.
+
+        Not where it drew for this round alone.
+        """
+        done = self._round
+        if done is not None and done.plan.arm is not None and done.choice.lasts:
+            self.drafters[done.plan.arm].foresee(text, accepted_1, token_1)
 
     def commit(self, text: Sequence, accepted: int) -> None:
         """Notes what was kept, and tells all of them where anybody was asked."""

@@ -25,7 +25,7 @@ from outrider.tree import TokenTree
 from outrider.types import StageTimes
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Int64
 
 
 @dataclass(slots=True)
@@ -115,6 +115,13 @@ class SeveralDrafters(Drafter):
         """Tells all of them."""
         for drafter in self.drafters:
             drafter.target_changed()
+
+    def foresee(
+        self, text: Sequence, accepted_1: Int64[Tensor, " 1"], token_1: Int64[Tensor, " 1"]
+    ) -> None:
+        """Tells all of them: who did not draw for the text lets it be."""
+        for drafter in self.drafters:
+            drafter.foresee(text, accepted_1, token_1)
 
     def commit(self, text: Sequence, accepted: int) -> None:
         """Tells all of them."""

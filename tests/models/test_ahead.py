@@ -12,7 +12,10 @@ from transformers import LlamaConfig
 
 from outrider import SamplingParams, SpeculativeDecoder, SpeculativeDecoderConfig, host
 from outrider.cache import CacheManager
-from outrider.drafters import ModelDrafter
+from outrider.control import Controller, ControlSettings
+from outrider.control.chooser import SAMPLED
+from outrider.drafters import ModelDrafter, NgramDrafter
+from outrider.drafters.combined import CombinedDrafter
 from outrider.engine import Emitter, Engine, Requests
 from outrider.models import graphs
 from outrider.models.ahead import Ahead, Begun
@@ -330,6 +333,26 @@ def test_who_asks_to_be_told_of_a_round_waits_for_nothing_else(counted: Counted)
         assert bool(counted.begun) == (logprobs is None)
     if DEVICE.type == "cpu":
         assert len(forwards) == 3 * made.metrics.rounds
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_who_chooses_or_combines_hands_the_hint_on(chosen: bool, counted: Counted):
+    """Only to who draws for the rounds to come, too: behind a sample nothing is begun."""
+    target, draft = target_of(), target_of()
+    graphed(target)
+    graphed(draft)
+    parts = [ModelDrafter(draft), NgramDrafter()]
+    whole = Controller(parts, ControlSettings(fallback="draft"))
+    asked = whole if chosen else CombinedDrafter(parts)
+    sampling = SamplingParams(temperature=1.0, ignore_eos=True)
+    made = SpeculativeDecoder(asked, target, SpeculativeDecoderConfig(k=3, sampling=sampling))
+    found = made.generate(PROMPTS[1], 48, seed=5)
+    assert counted.begun.count(True) >= made.metrics.rounds / 3
+    if chosen:
+        lasting = sum(n for why, n in whole.report()["draft"]["reasons"].items() if why != SAMPLED)
+        assert len(counted.begun) <= lasting
+    with target.uncompiled(), draft.uncompiled():
+        assert made.generate(PROMPTS[1], 48, seed=5) == found
 
 
 def test_a_narrower_draft_model_begins_ahead_too(counted: Counted):
