@@ -326,7 +326,7 @@ def overhead(options: argparse.Namespace) -> list[dict[str, float]]:
         assert isinstance(controller, Controller)
         load = Workload("", "bundled", "own", "code", batch=batch)
         params = SamplingParams(temperature=0.0, max_tokens=options.warm)
-        first, *groups = prompts_of(load, pair.tokenizer, 24)
+        first, *groups = prompts_of(load, pair.tokenizer, 3 if options.smoke else 24)
         llm.generate(first, params)
         seen_s, beside_s = clock_s()
         spent, inside, rounds = watched(controller)
@@ -427,6 +427,19 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def costs_of(runs: Sequence[Sequence[dict[str, float]]]) -> str:
+    """What the controller took beside what it may, all rounds told, run by run."""
+    lines = ["| texts | rows | rounds left out | microseconds a round | goal |", "|" + " --- |" * 5]
+    for of in zip(*runs, strict=True):
+        each = ", ".join(f"{one['us_per_step']:.0f}" for one in of)
+        rows, rested, goal = (
+            sum(one[name] for one in of) / len(of)
+            for name in ("rows_per_step", "rested", "allowed_us")
+        )
+        lines.append(f"| {of[0]['batch']} | {rows:.1f} | {rested:.0%} | {each} | {goal:.0f} |")
+    return "\n".join(lines)
+
+
 def shown(ratio: dict[str, float]) -> str:
     """Mean and interval."""
     return f"{ratio['mean']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]"
@@ -444,6 +457,12 @@ def main(arguments: list[str] | None = None) -> int:
 def measured(options: argparse.Namespace, command: str) -> None:
     """Measures workload by workload, prints, and saves after each."""
     others, neighbours = others_at_work(options), Neighbours()
+    if options.costs:
+        runs = [overhead(options) for _ in range(options.costs)]
+        found = {"others_before": others, "others_during": neighbours.share(), "overheads": runs}
+        save(options.json, command, found)
+        print(costs_of(runs))
+        return
     before: dict[str, Any] = {"rows": [], "changes": []}
     if options.json is not None and options.json.is_file():
         before |= json.loads(options.json.read_text("utf-8"))
@@ -466,8 +485,7 @@ def measured(options: argparse.Namespace, command: str) -> None:
         save(options.json, command, found)
     print(table(known))
     print(table(changes))
-    for one in found["overhead"]:
-        print("controller: " + ", ".join(f"{name} {value:.1f}" for name, value in one.items()))
+    print(costs_of([found["overhead"]]))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -478,6 +496,7 @@ def _parser() -> argparse.ArgumentParser:
     add_option("--tokens", type=int, help="new tokens a text; a workload's own by default")
     add_option("--k", type=ints, default=(1, 2, 4, 8), help="depths of the fixed draft model")
     add_option("--compile", action="store_true", help="compiled forwards")
+    add_option("--costs", type=int, default=0, help="only what the controller takes, so many times")
     add_option("--warm", type=int, default=64, help="tokens of a text made before anything counts")
     add_option("--layers", type=int, default=12, help="blocks of the inflated target")
     add_option("--feed-forward", type=int, default=4096, help="width of its feed-forwards")

@@ -85,6 +85,7 @@ class Book:
 
         Drafts of one class and length share the list.
         """
+        # As `cell`, likewise.
         own = self._classes.get(text)
         if own is None:
             own = _class_of(self._luck_of(text))
@@ -147,7 +148,7 @@ class Book:
         luck = self._luck.get(text)
         if luck is None:
             luck = self._luck_of(text)
-        # As `_set_luck`, which would be a call more in each round.
+        # As `_set_luck` and `_class_of`, which would be two calls more in each round.
         luck += LUCK_STEP * (luck_now - luck)
         self._luck[text], self._classes[text] = luck, min(3, int(luck * 4))
 

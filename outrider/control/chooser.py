@@ -173,9 +173,9 @@ class Chooser:
         for arm in self._drawing_arms:
             if arm != own and due_of[arm] <= now and known.looks(arm, 1, beside=best.depth > 0):
                 return None
-        if taken is not None and taken.plan is not None and taken.plan is not best:
-            if known.looks(None, 1, beside=best.depth > 0):
-                return None
+        left = taken is not None and taken.plan is not None and taken.plan is not best
+        if left and known.looks(None, 1, beside=best.depth > 0):
+            return None
         self.at_work = own
         self._works(own)
         return Choice(best, why, None, stop)

@@ -140,8 +140,7 @@ class Controller(SeveralDrafters):
         """Of each choice its rounds, how deep and large in the mean, what came of it; for JSON.
 
         `mean_nodes` are those of a round's largest draft, of a chain its depth; in `tree_rounds`
-        of the rounds trees were drafted. Of rounds left out up to 15 of some texts at work are not
-        in it yet, and of others up to seven.
+        of the rounds trees were drafted. Up to 15 rounds of texts at work are not in it yet.
         """
         return {
             name: {
@@ -237,8 +236,7 @@ class Controller(SeveralDrafters):
         view, (state,) = standing.view, standing.view.states
         if state.pending:
             self._known.compare(view.texts[0], state, 1.0)
-        most = self.max_depth
-        view.caps = [depth if depth < most else most]
+        view.caps = [min(depth, self.settings.max_depth)]
         view.offers = self._offers(view.texts, view.states, view.caps, draws)
         choice = None if standing.whole else self._chooser.again(view)
         if choice is None:
@@ -261,12 +259,14 @@ class Controller(SeveralDrafters):
     def foresee(
         self, text: Sequence, accepted_1: Int64[Tensor, " 1"], token_1: Int64[Tensor, " 1"]
     ) -> None:
-        """Tells who drew, behind whose row this round is noted and the next one chosen for.
+        """Tells who drew, behind whose row the next round is chosen for.
 
-        Not where it drew for this round alone.
+        Not where that one may be a plain one to be timed: it would wait for the row.
         """
-        done = self._round
-        if done is not None and done.plan.arm is not None and done.choice.lasts:
+        done, standing = self._round, self._standing
+        if done is None or standing is None or standing.whole or not done.choice.lasts:
+            return
+        if done.plan.arm is not None and len(self._over) + 1 < NOTED_TOGETHER:
             self.drafters[done.plan.arm].foresee(text, accepted_1, token_1)
 
     def commit(self, text: Sequence, accepted: int) -> None:
@@ -309,6 +309,7 @@ class Controller(SeveralDrafters):
                 for one in self._quiets.values():
                     self._note(one)
         if not resting:
+            # As it is done for every combination, without the call.
             for drafter in self._timed:
                 drafter.timed(texts, times)
 
@@ -469,7 +470,7 @@ class Controller(SeveralDrafters):
             current.offered = list(lengths)
             return self._taken(current, lengths, draws)
         if num == 1 and plan.trees is None:
-            # It was weighed beside what the text is offered.
+            # It was weighed beside what the text is offered, and its ledgers were looked at.
             book, deepest = self._known.book(arm, view.rule), plan.depth
             if choice.stop is not None and view.times is not None and book.confidence.settled:
                 # A drafter that tells when to stop may go on as deep as may be.
@@ -518,12 +519,11 @@ class Controller(SeveralDrafters):
         book, trees, only = self._known.book(arm, view.rule, plan.trees), plan.trees, plan.only
         if only is not None:
             lengths = [0 if b == only else length for b, length in enumerate(plan.lengths)]
-        now = self._known.now
+        now, of_trees = self._known.now, trees is not None
         for b in range(len(depths)) if only is None else (only,):
             state, offer = view.states[b], view.offers[b]
-            if only is None and state.guards:
-                if not state.allows(now, arm, trees=trees is not None):
-                    continue
+            if only is None and state.guards and not state.allows(now, arm, trees=of_trees):
+                continue
             depth = min(view.caps[b], plan.depth) if state.rounds else 0
             if offer is not None and only is None and depth > 0:
                 drawn = book.survival(view.texts[b].key, depth)[:depth]

@@ -77,7 +77,12 @@ class Guard:
     num_pauses: int = 0
 
     def saw(self, now: int, gained: float, scatter: float = 0.0) -> None:
-        """A round that gained so many plain ones; gains were expected to have this variance."""
+        """A round that gained so many plain ones; gains were expected to have this variance.
+
+        One that was chosen before a pause and is noted within it has brought that about already.
+        """
+        if now < self.paused_until:
+            return
         weight = self.weight = (1.0 - STEP) * self.weight + 1.0
         off = gained - self.mean
         self.mean += off / weight

@@ -151,7 +151,7 @@ class _Kind:
         self.heard.add(cell)
         if stood < EVERY:
             return False
-        moved = any([one.moved for one in self.heard])
+        moved = any(one.moved for one in self.heard)
         self.heard.clear()
         return moved or stood >= AT_LAST
 

@@ -46,7 +46,15 @@ class Stands:
             if self.plan is not None and plan is not None:
                 gain = self.gain * plan.rate_tok_s / self.plan.rate_tok_s
             found = self.short[most] = Stands(
-                plan, self.stop, self.counts, self.until, self.latest, self.sampled, most, most, gain
+                plan=plan,
+                stop=self.stop,
+                counts=self.counts,
+                until=self.until,
+                latest=self.latest,
+                sampled=self.sampled,
+                most=most,
+                depth=most,
+                gain=gain,
             )
         return found
 

@@ -226,18 +226,16 @@ def named(draft: Draft, first: int) -> Draft:
     """A part's draft as one of the whole's, among whose names its own begin at `first`."""
     if not first:
         return draft
-    part_BN = None if draft.part_BN is None else draft.part_BN + first
-    rows_BN, kinds_BN = draft.law_rows_BN, draft.kinds_BN
     # In each round: `replace` takes three times as long.
     return Draft(
-        draft.tree,
-        draft.law,
-        rows_BN,
-        kinds_BN,
-        draft.kinds,
-        part_BN,
-        draft.worth_BN,
-        first + draft.part if part_BN is None else draft.part,
+        tree=draft.tree,
+        law=draft.law,
+        law_rows_BN=draft.law_rows_BN,
+        kinds_BN=draft.kinds_BN,
+        kinds=draft.kinds,
+        part_BN=None if draft.part_BN is None else draft.part_BN + first,
+        worth_BN=draft.worth_BN,
+        part=draft.part + (first if draft.part_BN is None else 0),
     )
 
 

@@ -13,6 +13,7 @@ from outrider_models import HEADS
 
 from benchmarks import (
     attention,
+    control,
     drafters,
     generate,
     gpu,
@@ -229,6 +230,19 @@ def test_linears_and_attention(
     cases = json.loads(out.read_text())["cases"]
     assert [(case["cached"], case["rows"]) for case in cases] == [(64, 1), (64, 8), (64, 16)]
     assert "64 cached, float32: 8 rows cost" in capsys.readouterr().out
+
+
+def test_what_the_controller_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "costs.json"
+    assert control.main(["--smoke", "--anyway", "--costs", "2", "--json", str(out)]) == 0
+    first, second = json.loads(out.read_text())["overheads"]
+    for batch, one, other in zip((1, 8, 32), first, second, strict=True):
+        assert one["batch"] == other["batch"] == batch
+        assert one["allowed_us"] == 50 + 2 * one["rows_per_step"] > 52
+        assert 0 < one["us_per_step"] <= one["us_per_step_asked"]
+    *_, one, eight, _ = capsys.readouterr().out.splitlines()
+    assert one.startswith("| 1 | ") and eight.startswith("| 8 | ")
+    assert f" {first[0]['us_per_step']:.0f}, {second[0]['us_per_step']:.0f} | " in one
 
 
 def test_a_stall_in_a_texts_beginning_is_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from outrider.control import plans
-from outrider.control.guard import LONGEST, SHORTEST, Guard, scatter_of
+from outrider.control.guard import ENOUGH, LONGEST, SHORTEST, Guard, scatter_of
 from tests.control.clocked import World, fixed, plain
 
 TEXTS = [(1, 2, text) for text in range(3, 7)]
@@ -69,6 +69,17 @@ def test_a_steady_loss_is_told_soon(lost: float, rounds: int) -> None:
     assert guard.pause == LONGEST and share * lost < 0.01
 
 
+def test_rounds_chosen_before_a_verdict_count_once() -> None:
+    """Rounds that are noted together: some were drafted behind the one that ended it."""
+    guard = Guard()
+    for now in range(1, 4 * ENOUGH):
+        guard.saw(now, -0.5)
+    assert guard.num_pauses == 1 and guard.pause == 2 * SHORTEST
+    assert (guard.behind, guard.stands, guard.weight) == (0, 0.0, 0.0)
+    guard.saw(guard.paused_until, -0.5)
+    assert guard.behind == 1
+
+
 def test_what_was_gained_before_is_no_reason_to_lose() -> None:
     """A drafter that made twice as much, of other text than this."""
     gain, scatter = chains(np.random.default_rng(0), 0.7, 1.0)
@@ -82,11 +93,11 @@ def test_the_next_pause_is_short_where_the_choice_has_paid() -> None:
     guard = Guard()
     for pauses in range(1, 4):
         for now in range(8):
-            guard.saw(now, -0.5)
+            guard.saw(guard.paused_until + now, -0.5)
         assert guard.num_pauses == pauses
     assert guard.pause == 8 * SHORTEST
     for now in range(20):
-        guard.saw(now, 0.2)
+        guard.saw(guard.paused_until + now, 0.2)
     assert guard.pause == SHORTEST
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from outrider.control import Acceptance, Costs, DraftCost, ForwardCost, Prior
+from outrider.control.acceptance import Counts
 from outrider.control.book import ENOUGH, Book
 from outrider.control.confidence import Confidence
 from outrider.control.live import EVERY, LiveDraft
@@ -99,6 +100,16 @@ def test_positions_not_seen_go_on_like_the_last_one() -> None:
     assert Acceptance().conditional(3) == [0.6] * 3
     seen = Acceptance(prior=Prior(0.5, 2.0)).saw(2, 2)
     assert seen.conditional(4)[1:] == [seen.conditional(2)[1]] * 3
+
+
+def test_chances_that_are_shared_go_with_those_they_are_thought_like() -> None:
+    of = Counts(Acceptance())
+    own = Counts(Acceptance(), like=of)
+    for counts in (of, own):
+        before = counts.first(3)
+        assert counts.first(3) is before == counts.survival(8)[:3]
+        of.saw(0, 3)
+        assert counts.first(3) == counts.survival(8)[:3] != before
 
 
 def test_counts_survive_json() -> None:

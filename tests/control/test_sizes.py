@@ -83,12 +83,12 @@ def test_where_rows_are_dear_chains_are_taken(monkeypatch) -> None:
     world = World(monkeypatch, target_s=dear, trees=BUDGET, **good)
     world.run(100)
     rounds = watched(world)
-    rate = world.run(1280)
+    rate = world.run(160)
     drawn = chosen(rounds)
     assert sum(nodes(one) > 0 for one in drawn) < 0.1 * len(rounds)
     chains = World(monkeypatch, target_s=dear, **good)
     chains.run(100)
-    assert rate > 0.95 * chains.run(1280)
+    assert rate > 0.95 * chains.run(160)
 
 
 def test_a_tree_ends_where_rows_become_dear(monkeypatch) -> None:

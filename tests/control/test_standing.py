@@ -91,6 +91,38 @@ def test_rounds_are_noted_together_where_asking_pays_and_at_once_where_it_does_n
     assert all(own == behind for own, behind in hopeless.noted)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_is_foreseen_is_told_to_who_drew_where_no_plain_round_is_due(
+    monkeypatch, temperature: float
+) -> None:
+    """A row that is run ahead would be timed with a plain round behind it."""
+    one = Watched(monkeypatch, more=[Seldom("knows")], wrong=lambda place: 0.5)
+    monkeypatch.setattr(Engine, "_drafts_on", lambda engine, group: True)
+    controller, known = one.controller, one.known
+    # What drew in each round, and which one was told.
+    drew, told, plain = dict[int, int | None](), dict[int, int](), set[int]()
+    drafted = controller._drafted
+
+    def drafting(current, *given):
+        drew[known.now] = current.plan.arm
+        if current.choice.why == TIMED:
+            plain.add(known.now)
+        found = drafted(current, *given)
+        assert current.offered == found.tree.counts_B.tolist()
+        return found
+
+    monkeypatch.setattr(controller, "_drafted", drafting)
+    for arm, drafter in enumerate(controller.drafters):
+        monkeypatch.setattr(
+            drafter, "foresee", lambda *_, arm=arm: told.__setitem__(known.now, arm)
+        )
+    one.world.run(**LONG, temperature=temperature, seed=3)
+    drawn = [now for now, arm in drew.items() if arm is not None]
+    assert len(told) > 0.7 * len(drawn) > 100
+    assert all(drew[now] == arm for now, arm in told.items())
+    assert len(plain) > 3 and not any(now - 1 in told for now in plain)
+
+
 def test_plans_stand_for_some_rounds_where_asking_pays(monkeypatch) -> None:
     always = Watched(monkeypatch, wrong=lambda place: 0.0)
     always.world.run(**LONG)
