@@ -13,7 +13,7 @@ from outrider.drafters.stop import Stop
 FIRST, STANDS = 2, 32
 """Drafts of such texts behind which a plan for a text by itself is found anew, as finding it takes
 longer than all else of a choice: so many and as many as were seen before, up to the second."""
-LATEST, NO_BETTER = 64, 16
+LATEST, NO_BETTER = 256, 16
 """Rounds after which it is found anew in any case: what a drafter's levels take may have changed.
 Second where it promises no more than plain decoding, which is decoded so until then."""
 
