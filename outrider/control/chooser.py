@@ -439,6 +439,9 @@ class Chooser:
         if view.rule != "greedy" or plan.only is not None or plan.trees is not None:
             return None
         num, levels = len(view.texts), plan.depth + 1
+        if num == 1 and self._drafters[arm].draws_unread:
+            # To read each token before the next one takes about as long as to draft it.
+            return None
         # In the mean: from one number of rows to the next the times step, and are noise.
         row_s = (view.times.target_s(num * levels) - view.times.plain_s) / levels
         _, level_s = self._known.draft_s(arm, num, view.times)

@@ -179,6 +179,11 @@ class Drafter(ABC):
         """Names that a draft's parts count through: of a combination those of its parts."""
         return (self.name,)
 
+    @property
+    def draws_unread(self) -> bool:
+        """Whether one text's chain has no token read before the next, as long as `stop` is None."""
+        return False
+
     def unread(self, text: Sequence) -> int:
         """Tokens of the text that `propose` would read first; 0 for who has no cache."""
         return 0

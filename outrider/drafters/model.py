@@ -75,6 +75,11 @@ class ModelDrafter(Drafter):
         self._foreseen: int | None = None
         self._warned = self._asked = False
 
+    @property
+    def draws_unread(self) -> bool:
+        """Where the model's rows are replayed one by one, and its confidence ends no chain."""
+        return self.model.takes_unread and not self.confidence
+
     def expect(self, num_prompt: int) -> None:
         """Warns of a prompt that fills the draft model's context: nothing is drafted after it."""
         limit = self.model.max_length

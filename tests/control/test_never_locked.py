@@ -228,6 +228,28 @@ def test_a_drafter_keeps_the_confidence_it_was_given(monkeypatch) -> None:
     assert any(stop is not None and stop.least > 0 for stop in stops)
 
 
+def test_nothing_ends_chains_whose_tokens_are_not_read_one_by_one(monkeypatch) -> None:
+    """Of one text, as on a GPU; of several they are, and whatever a user's confidence ends."""
+    monkeypatch.setattr(Slow, "takes_unread", True)
+    for confidence, prompts, ended in (
+        (0.0, [(1, 2, 3)], False),
+        (0.25, [(1, 2, 3)], True),
+        (0.0, [(1, 2, 3), (1, 2, 4)], True),
+    ):
+        world = World(monkeypatch)
+        world.model.confidence = confidence
+        stops = list[Stop | None]()
+        propose = world.model.propose
+
+        def watched(*given, model=world.model, propose=propose, stops=stops):
+            stops.append(model.stop)
+            return propose(*given)
+
+        world.model.propose = watched  # type: ignore[method-assign]
+        world.run(60, prompts)
+        assert len(stops) > 5 and any(stop is not None for stop in stops) == ended
+
+
 def test_a_drafter_that_knows_when_it_is_wrong_drafts_deep_and_stops_there(monkeypatch) -> None:
     """Long runs of right tokens, then a wrong one that it gives little: each run is one draft."""
     world = World(monkeypatch, wrong=lambda place: float(place % 12 == 0), draft_s=lambda rows: 0.2)

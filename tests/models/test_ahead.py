@@ -335,9 +335,11 @@ def test_who_asks_to_be_told_of_a_round_waits_for_nothing_else(counted: Counted)
         assert len(forwards) == 3 * made.metrics.rounds
 
 
-@pytest.mark.parametrize("chosen", [True, False])
+@pytest.mark.parametrize(
+    ("chosen", "temperature"), [(True, 0.0), later(True, 1.0), later(False, 0.0), (False, 1.0)]
+)
 def test_who_chooses_or_combines_hands_the_hint_on(
-    chosen: bool, counted: Counted, monkeypatch: pytest.MonkeyPatch
+    chosen: bool, temperature: float, counted: Counted, monkeypatch: pytest.MonkeyPatch
 ):
     """Where it is known that asking pays: a draft takes a hundredth of a forward, it is told."""
     target, draft = target_of(), target_of()
@@ -351,7 +353,7 @@ def test_who_chooses_or_combines_hands_the_hint_on(
         monkeypatch.setattr(asked, "timed", lambda texts, _: timed(texts, took))
         monkeypatch.setattr(asked, "_clock", itertools.count(step=0.01).__next__)
         monkeypatch.setattr(guard, "KNOWN", 2)
-    sampling = SamplingParams(temperature=1.0, ignore_eos=True)
+    sampling = SamplingParams(temperature=temperature, ignore_eos=True)
     made = SpeculativeDecoder(asked, target, SpeculativeDecoderConfig(k=3, sampling=sampling))
     found = made.generate(PROMPTS[1], 48, seed=5)
     assert counted.begun.count(True) >= made.metrics.rounds / 3
