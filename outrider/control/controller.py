@@ -259,14 +259,19 @@ class Controller(SeveralDrafters):
     def foresee(
         self, text: Sequence, accepted_1: Int64[Tensor, " 1"], token_1: Int64[Tensor, " 1"]
     ) -> None:
-        """Tells who drew, behind whose row the next round is chosen for.
+        """Tells who drew, behind whose row this round is noted and the next one chosen for.
 
         Not where that one may be a plain one to be timed: it would wait for the row.
         """
         done, standing = self._round, self._standing
         if done is None or standing is None or standing.whole or not done.choice.lasts:
             return
-        if done.plan.arm is not None and len(self._over) + 1 < NOTED_TOGETHER:
+        if done.plan.arm is None:
+            return
+        # The text may become one of a longer class, of which nothing is timed.
+        longer = context_class(len(text.tokens) + 1 + done.levels)
+        contexts = {standing.view.context, longer}
+        if not any(self._known.plain_due(1, context, ahead=1) for context in contexts):
             self.drafters[done.plan.arm].foresee(text, accepted_1, token_1)
 
     def commit(self, text: Sequence, accepted: int) -> None:

@@ -148,14 +148,17 @@ class Knowledge:
         self.budgets[kind] -= lost_s
         return True
 
-    def plain_due(self, num_texts: int, context: int) -> bool:
-        """Whether plain decoding of rounds like these was timed too seldom, or too long ago."""
+    def plain_due(self, num_texts: int, context: int, ahead: int = 0) -> bool:
+        """Whether plain decoding of rounds like these was timed too seldom, or too long ago.
+
+        `ahead` asks for so many rounds behind this one.
+        """
         count, at = self._live.plain_seen(num_texts, context)
         if count < (1 if self._timed else PLAIN_AT_FIRST):
             return True
         self._timed = True
         first, last = PLAIN_AGAIN
-        return self.now - at >= min(last, first << min(count - 1, 16))
+        return self.now + ahead - at >= min(last, first << min(count - 1, 16))
 
     def offered(self, arm: int) -> Sequenced[float]:
         """P(token i of a chain is drafted | so many are asked for)."""
