@@ -451,18 +451,22 @@ def main(arguments: list[str] | None = None) -> int:
     if options.smoke:
         options.only, options.groups, options.tokens, options.k = (16,), 1, 8, (2,)
         options.warm = 4
-    return exit_code(lambda: measured(options, command_of("control", arguments)))
+    what = costs if options.costs else measured
+    return exit_code(lambda: what(options, command_of("control", arguments)))
+
+
+def costs(options: argparse.Namespace, command: str) -> None:
+    """Measures what the controller takes alone, run by run, prints and saves."""
+    others, neighbours = others_at_work(options), Neighbours()
+    runs = [overhead(options) for _ in range(options.costs)]
+    found = {"others_before": others, "others_during": neighbours.share(), "overheads": runs}
+    save(options.json, command, found)
+    print(costs_of(runs))
 
 
 def measured(options: argparse.Namespace, command: str) -> None:
     """Measures workload by workload, prints, and saves after each."""
     others, neighbours = others_at_work(options), Neighbours()
-    if options.costs:
-        runs = [overhead(options) for _ in range(options.costs)]
-        found = {"others_before": others, "others_during": neighbours.share(), "overheads": runs}
-        save(options.json, command, found)
-        print(costs_of(runs))
-        return
     before: dict[str, Any] = {"rows": [], "changes": []}
     if options.json is not None and options.json.is_file():
         before |= json.loads(options.json.read_text("utf-8"))

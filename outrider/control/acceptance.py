@@ -164,11 +164,10 @@ class Counts:
 
     def first(self, depth: int) -> list[float]:
         """The same of exactly `depth` tokens; one list for all who ask until more is counted."""
-        # What is thought by others' counts may have changed.
-        along = None if self._like is None else self.survival(depth)
+        along = self.survival(depth)
         found = self._first.get(depth)
         if found is None:
-            found = self._first[depth] = (along or self.survival(depth))[:depth]
+            found = self._first[depth] = along[:depth]
         return found
 
     def _forget(self) -> None:

@@ -85,13 +85,8 @@ class Book:
 
         Drafts of one class and length share the list.
         """
-        # As `cell`, likewise.
-        own = self._classes.get(text)
-        if own is None:
-            own = _class_of(self._luck_of(text))
-        cell = own + 4 * min(4, tokens.bit_length())
-        counts = self._cells.get(cell)
-        return cell, (self.counts(cell) if counts is None else counts).first(tokens)
+        cell = self.cell(text, tokens)
+        return cell, self.counts(cell).first(tokens)
 
     def _luck_of(self, text: int) -> float:
         own = self._luck.get(text)
@@ -145,12 +140,8 @@ class Book:
         A drafter that was asked and had nothing to say is bad luck of this text alone.
         """
         luck_now = min(kept, COUNTED) / min(offered, COUNTED) if offered else 0.0
-        luck = self._luck.get(text)
-        if luck is None:
-            luck = self._luck_of(text)
-        # As `_set_luck` and `_class_of`, which would be two calls more in each round.
-        luck += LUCK_STEP * (luck_now - luck)
-        self._luck[text], self._classes[text] = luck, min(3, int(luck * 4))
+        luck = self._luck_of(text)
+        self._set_luck(text, luck + LUCK_STEP * (luck_now - luck))
 
     @property
     def rate(self) -> float | None:

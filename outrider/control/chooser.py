@@ -169,15 +169,14 @@ class Chooser:
         if held is not None and held[0] is not best and due < HYSTERESIS * held[2]:
             best, stop, why = held[0], held[1], HELD
         # Who is not let through is sampled, too.
-        own, now, due_of = best.arm, known.now, known.due
-        for arm in self._drawing_arms:
-            if arm != own and due_of[arm] <= now and known.looks(arm, 1, beside=best.depth > 0):
+        idle: list[int | None] = [arm for arm in self._drawing_arms if arm != best.arm]
+        if taken is not None and taken.plan is not None and taken.plan is not best:
+            idle.append(None)
+        for kind in idle:
+            if known.looks(kind, 1, beside=best.depth > 0):
                 return None
-        left = taken is not None and taken.plan is not None and taken.plan is not best
-        if left and known.looks(None, 1, beside=best.depth > 0):
-            return None
-        self.at_work = own
-        self._works(own)
+        self.at_work = best.arm
+        self._works(best.arm)
         return Choice(best, why, None, stop)
 
     def _works(self, arm: int | None) -> None:

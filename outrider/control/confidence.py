@@ -60,5 +60,5 @@ class Confidence:
 
     def stop(self, gain: float) -> Stop:
         """The end of drafts where a further token has to be kept with chance `gain` to pay."""
-        chances = [kept / seen for kept, seen in zip(self._kept, self._seen, strict=True)]
-        return Stop(gain * self._next_seen / max(self._next_kept, 1e-9), tuple(chances))
+        chances = tuple(kept / seen for kept, seen in zip(self._kept, self._seen, strict=True))
+        return Stop(gain * self._next_seen / max(self._next_kept, 1e-9), chances)

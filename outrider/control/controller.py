@@ -43,7 +43,7 @@ NOTED_AT_REST = 16
 the caches that the forward needs, as asking does."""
 NOTED_TOGETHER = 16
 """Rounds of one text that are noted together at most where asking pays: what is run again at once
-takes a third of what it takes behind a forward. What they have changed of the text's luck counts at
+takes less than behind a forward each time. What they have changed of the text's luck counts at
 once."""
 SEASONED, SEASONED_LEAST = 4, 2
 """Rounds of a text, the one that reads its prompt among them, behind which any is left out; of many
@@ -264,15 +264,16 @@ class Controller(SeveralDrafters):
         Not where that one may be a plain one to be timed: it would wait for the row.
         """
         done, standing = self._round, self._standing
-        if done is None or standing is None or standing.whole or not done.choice.lasts:
+        if standing is None or done is None or not done.choice.lasts:
             return
-        if done.plan.arm is None:
+        arm = done.plan.arm
+        if arm is None:
             return
         # The text may become one of a longer class, of which nothing is timed.
         longer = context_class(len(text.tokens) + 1 + done.levels)
         contexts = {standing.view.context, longer}
         if not any(self._known.plain_due(1, context, ahead=1) for context in contexts):
-            self.drafters[done.plan.arm].foresee(text, accepted_1, token_1)
+            self.drafters[arm].foresee(text, accepted_1, token_1)
 
     def commit(self, text: Sequence, accepted: int) -> None:
         """Notes what was kept, and tells all of them where anybody was asked."""
@@ -314,9 +315,7 @@ class Controller(SeveralDrafters):
                 for one in self._quiets.values():
                     self._note(one)
         if not resting:
-            # As it is done for every combination, without the call.
-            for drafter in self._timed:
-                drafter.timed(texts, times)
+            super().timed(texts, times)
 
     def _note_asked(self) -> None:
         """Learns from rounds in which somebody was asked."""
@@ -449,7 +448,7 @@ class Controller(SeveralDrafters):
                 offer = Offer(arm, tokens, own, len(text.tokens), survival, cell)
                 if arm not in state.pending:
                     state.pending[arm] = offer
-                if serves and (not state.guards or state.allows(now, None)):
+                if serves and state.allows(now, None):
                     better = known is None or sum(survival) > sum(known.survival)
                     best[b] = offer if better else known
         return best
@@ -496,21 +495,18 @@ class Controller(SeveralDrafters):
             return draws.points([()] * len(lengths))
         taken: list[tuple[int, Offer, int]] = []
         tokens: list[list[int]] = [[] for _ in lengths]
-        view, arms, whole = current.view, set[int](), True
+        view = current.view
         for b, (offer, length) in enumerate(zip(view.offers, lengths, strict=True)):
             if offer is None or not length:
                 continue
-            arm = offer.arm
             taken.append((b, offer, length))
-            arms.add(arm)
-            whole = whole and offer.parts is None
             tokens[b] = offer.tokens[:length]
-            current.served[b], current.taken[b], current.asked[b] = arm, True, length
+            current.served[b], current.taken[b], current.asked[b] = offer.arm, True, length
             current.cells[b] = offer.cell
-            view.states[b].pending.pop(arm, None)
-        draft = draws.points(tokens)
-        if whole and len(arms) == 1:
-            return named(draft, self._first[arms.pop()])
+            view.states[b].pending.pop(offer.arm, None)
+        draft, arm = draws.points(tokens), taken[0][1].arm
+        if all(offer.arm == arm and offer.parts is None for _, offer, _ in taken):
+            return named(draft, self._first[arm])
         part_BN = torch.zeros_like(draft.tree.tokens_BN)
         for b, offer, length in taken:
             parts = torch.tensor((offer.parts or [0] * length)[:length])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from statistics import median_low
 
 STEP = 0.02
 """Share that the last round makes of the mean and the scatter of what rounds gained."""
@@ -46,9 +47,8 @@ class Pace:
 
     def usual_s(self, took_s: float, expected_s: float) -> float:
         """Seconds of a round that took `took_s`, without what is not usual of such rounds."""
-        last = self._last
-        last.append(min(took_s / expected_s, SLOWEST))
-        return expected_s * sorted(last)[(len(last) - 1) // 2]
+        self._last.append(min(took_s / expected_s, SLOWEST))
+        return expected_s * median_low(self._last)
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from outrider.control.book import Book
 from outrider.control.costs import Costs
 from outrider.control.guard import SLOWEST, Guard, Pace, half_of_many, scatter_of
 from outrider.control.live import LiveDraft, LiveRounds, context_class
-from outrider.control.plans import Plan, Times, latest
+from outrider.control.plans import Times, latest
 from outrider.control.rounds import FEW, Round, State, Tally, View
 from outrider.control.sizes import Grown, sizes_of
 from outrider.decoding import rule_named
@@ -234,9 +234,9 @@ class Knowledge:
         """A drafter has read so many tokens of a text, in no round."""
         self._drafts[arm].saw_prompt(tokens, seconds, self.now)
 
-    def _drafted(self, done: Round, plan: Plan) -> None:
+    def _drafted(self, done: Round) -> None:
         """A drafter that draws was at work."""
-        times, seconds = done.view.times, done.drawn_s
+        plan, times, seconds = done.plan, done.view.times, done.drawn_s
         arm, own = plan.arm, zip(done.served, done.taken, strict=True)
         num = sum([served == arm and not taken for served, taken in own])
         if arm is None or times is None or not num or not done.levels:
@@ -290,10 +290,10 @@ class Knowledge:
         drafted = rows > 0 or plan.arm is not None
         if drafted:
             if plan.arm is not None:
-                self._drafted(done, plan)
+                self._drafted(done)
             if not done.felt:
                 self.felt(done)
-            self._keep(done, plan)
+            self._keep(done)
         # What the round was chosen by.
         plain_s = None if view.times is None else view.times.plain_s
         clean = view.clean
@@ -321,7 +321,7 @@ class Knowledge:
                 self.budgets[plan.arm] += stake.lost_s - lost_s
             return None
         if drafted:
-            found = self._settle(done, plan, rows, worth, plain_s, took_s)
+            found = self._settle(done, worth, plain_s, took_s)
             return found if clean else None
         if not clean:
             return None
@@ -351,13 +351,13 @@ class Knowledge:
             budgets[kind] = saved_s
 
     def _settle(
-        self, done: Round, plan: Plan, rows: int, worth: float, plain_s: float, took_s: float
+        self, done: Round, worth: float, plain_s: float, took_s: float
     ) -> tuple[float, float]:
         """Into the ledgers: of all texts of the round, and of each that was drafted for.
 
         It is worth so many plain rounds. Seconds that were saved, and that the round took.
         """
-        view = done.view
+        view, plan = done.view, done.plan
         num, expected_s = len(view.texts), max(plan.expected_s, plain_s, 1e-9)
         key = (plan.arm, plan.trees is not None, num.bit_length(), view.rule)
         pace = self._paces.get(key)
@@ -369,7 +369,10 @@ class Knowledge:
         scatter = scatter_of(promised, plan.depth, len(plan.ending) or num)
         self.guards[key].saw(self.now, worth - took_s / plain_s, scatter)
         found = plain_s * worth - took_s, took_s
-        if num == 1 or not rows:
+        if num == 1:
+            return found
+        rows = sum(done.offered)
+        if not rows:
             return found
         row = max(0.0, took_s / plain_s - 1.0) * num / rows
         scatter = scatter_of(promised, plan.depth)
@@ -393,16 +396,15 @@ class Knowledge:
                 key, offered, trees = view.texts[b].key, done.offered[b], plan.trees
                 if done.taken[b]:
                     trees = None
-                elif trees is not None:
+                elif offered:
                     offered = done.drawn(b)
                 self.book(arm, view.rule, trees).felt(key, done.kept.get(key, 0), offered)
                 if offered and choice.stake is None and plan.trees is None:
                     self._served[arm] = self.now
 
-    def _keep(self, done: Round, plan: Plan) -> None:
+    def _keep(self, done: Round) -> None:
         """What was kept of whose tokens."""
-        view = done.view
-        part = view.part
+        view, plan, part = done.view, done.plan, done.view.part
         trees, sample = plan.trees, plan.only is not None
         worths = None if trees is not None or done.worth_BN is None else done.worth_BN.tolist()
         for b, arm in enumerate(done.served):
@@ -422,7 +424,7 @@ class Knowledge:
             if not offered:
                 # A text it cannot draft for says nothing of others.
                 continue
-            levels = offered if trees is None else done.drawn(b)
+            levels = done.drawn(b)
             if trees is None:
                 if sample:
                     self.sampled[arm] += 1

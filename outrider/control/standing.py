@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from outrider.control.acceptance import Counts
 from outrider.control.book import Book
@@ -45,16 +45,8 @@ class Stands:
             plan, gain = None if self.plan is None else self.plan.up_to(most), 0.0
             if self.plan is not None and plan is not None:
                 gain = self.gain * plan.rate_tok_s / self.plan.rate_tok_s
-            found = self.short[most] = Stands(
-                plan=plan,
-                stop=self.stop,
-                counts=self.counts,
-                until=self.until,
-                latest=self.latest,
-                sampled=self.sampled,
-                most=most,
-                depth=most,
-                gain=gain,
+            found = self.short[most] = replace(
+                self, plan=plan, most=most, depth=most, gain=gain, short={}
             )
         return found
 
@@ -64,8 +56,7 @@ class Stands:
         if plan is None:
             return None
         rate = self.gain / times.plain_s
-        expected_s = plan.expected_s * plan.rate_tok_s / rate
-        return Plan(plan.arm, plan.depth, rate, expected_s, plan.lengths, along=plan.along)
+        return replace(plan, rate_tok_s=rate, expected_s=plan.expected_s * plan.rate_tok_s / rate)
 
 
 class Alone:

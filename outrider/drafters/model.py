@@ -172,8 +172,7 @@ class ModelDrafter(Drafter):
 
     def _may_wait(self, draws: RoundDraws) -> bool:
         """Whether all tokens of a chain can be drawn before the host reads any."""
-        judged = self.confidence > 0 or self.stop is not None
-        return self.model.takes_unread and draws.may_wait and not judged
+        return self.draws_unread and self.stop is None and draws.may_wait
 
     def _draw_unread(
         self,

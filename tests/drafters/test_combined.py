@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from outrider.drafters import (
     ProtocolDrafter,
     SuffixDrafter,
 )
+from outrider.drafters.combined import named
 from outrider.engine import Emitter, Engine, Requests
 from outrider.errors import InvalidConfig
 from outrider.models.protocol import ProtocolTarget
@@ -114,6 +115,21 @@ def test_where_one_alone_says_something_its_draft_is_handed_on_under_its_name() 
     draft = whole.propose(texts, [2, 2], Draws())
     assert chains(draft) == [[3], [4, 5]]
     assert draft.parts()[0, 0] == 1 and draft.parts()[1].tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("each", [True, False])
+def test_a_draft_under_another_name_is_the_same_draft(each: bool) -> None:
+    own = Draws1([4, 5]).propose([text([1])], [2], Draws())
+    ones_BN = torch.ones_like(own.tree.tokens_BN)
+    own = replace(
+        own, law_rows_BN=own.law_rows(), kinds_BN=own.node_kinds(), worth_BN=ones_BN.double()
+    )
+    own = replace(own, part_BN=ones_BN) if each else replace(own, part=1)
+    found = named(own, 3)
+    assert found.parts().tolist() == [[4, 4]]
+    others = [one.name for one in fields(Draft) if not one.name.startswith("part")]
+    assert len(others) == 6
+    assert all(getattr(found, name) is getattr(own, name) is not None for name in others)
 
 
 def test_what_a_part_thinks_of_its_tokens_is_its_own() -> None:
